@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -44,8 +44,10 @@ from server.backends.buckets import LARGEST, bucket_sizes, padded, pads_to_bucke
 from server.backends.emulated import EmulatedDevice
 from server.backends.executor import ThreadExecutor
 from server.backends.model_devices import ModelDevices
+from server.backends.real_device import Optimise, autotunes, device_settings, find_device, open_meter
 from server.backends.upstream_device import UpstreamDevice, UpstreamExecutor
-from server.energy.meters import CountingMeter, meter_for
+from server.backends.worker_device import WorkerDevice
+from server.energy.meters import CountingMeter
 from server.models.model import ServedModel
 from server.models.sources import ModelSource, UpstreamSource, source_of
 from server.models.upstream_spec import METERS, upstreams_of
@@ -153,7 +155,7 @@ def profile_model(
         typer.Option(min=1, max=64, help="Split the network into this many stages and measure each as well."),
     ] = None,
     optimise: Annotated[
-        Literal["auto", "eager", "none"],
+        Optimise,
         typer.Option(
             help="Networks of images on CUDA: auto (captured graphs of the fastest of several implementations), "
             "eager (captured graphs of the network as it is) or none."
@@ -212,7 +214,7 @@ def _make_job(
     stages: int | None,
     sample: Path | None,
     meter: str,
-    optimise: Literal["auto", "eager", "none"],
+    optimise: Optimise,
 ) -> _ProfilingJob:
     check_weights(weights)
     model, _, spec = model.partition("=")
@@ -259,7 +261,7 @@ def _upstream_job(
     executor = UpstreamExecutor(ModelDevices({model: UpstreamDevice(served)}), upstream.device)
     about = ", ".join(filter(None, (source.settings(model), cache.sample_settings(sample))))
     key = cache.CacheKey(model, upstream.device, max_batch_size, about, source.packages)
-    subject = make_subject(executor, served, meter_for(meter))
+    subject = make_subject(executor, served, open_meter(meter))
     name = f"{model}-{cache.slug(upstream.device)}"
     return _ProfilingJob(executor, subject, name, upstream.device, f"{about}; {_versions()}", max_batch_size, key=key)
 
@@ -272,21 +274,17 @@ def _torch_job(
     max_batch_size: int | None,
     stages: int | None,
     sample: Path | None,
-    optimise: Literal["auto", "eager", "none"],
+    optimise: Optimise,
 ) -> _ProfilingJob:
-    # imported here because torch takes seconds to import, and an emulated device needs none of it
-    from server.backends.loading import make_device
-    from server.backends.torch_device import autotunes, device_settings, resolve_device
-
-    place, device_name = resolve_device(device)
-    found = preflight(str(place))
+    place = find_device(device)
+    found = preflight(place)
     source.check(model, weights, stages)
     pads = pads_to_buckets(device, source, stages, optimise)
     max_batch_size = max_batch_size or (LARGEST if pads else _DEFAULT_MAX_BATCH_SIZE)
     max_batch_size = min(max_batch_size, source.max_batch_size or max_batch_size)
-    served, net = source.load(model, weights, max_batch_size, stages or 1)
+    served, worker = source.load(model, weights, max_batch_size, stages or 1)
     served = _with_sample(source, served, sample)
-    models = make_device([(served, net)], place, optimise)
+    models = ModelDevices({model: WorkerDevice(model, worker, place.place, optimise)})
     executor = ThreadExecutor(models)
     executor.call(models.load).result()
     settings = device_settings(place, stages=stages, optimise=optimise), source.settings(model)
@@ -294,11 +292,11 @@ def _torch_job(
     for warning in found.warnings:
         _log.warning("%s", warning)
     about = f"{setting}, weights {served.weights}, {_versions()}; {found.note}"
-    key = cache.CacheKey(model, device_name, max_batch_size, setting, source.packages)
-    subject = replace(make_subject(executor, served, meter_for(str(place))), conditions=conditions_of(str(place)))
-    name = f"{model}-{cache.slug(device_name)}"
+    key = cache.CacheKey(model, place.name, max_batch_size, setting, source.packages)
+    subject = replace(make_subject(executor, served, open_meter(device)), conditions=conditions_of(place))
+    name = f"{model}-{cache.slug(place.name)}"
     tunes = autotunes(place, served)
-    return _ProfilingJob(executor, subject, name, device_name, about, max_batch_size, tunes, pads, key)
+    return _ProfilingJob(executor, subject, name, place.name, about, max_batch_size, tunes, pads, key)
 
 
 def _with_sample(source: ModelSource, model: ServedModel[Any], sample: Path | None) -> ServedModel[Any]:

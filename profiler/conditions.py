@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from server.backends.real_device import RealDevice
 from server.energy.nvml import NvmlError
 
 # Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h), without the one of an idle GPU.
@@ -44,15 +45,14 @@ def reasons_of(bits: int) -> str:
     return " and ".join(reason for bit, reason in THROTTLE_REASONS.items() if bits & bit)
 
 
-def conditions_of(device: str) -> Callable[[], Conditions | None]:
-    """The reader of a device's conditions; `device` is "cpu" or "cuda:N"."""
+def conditions_of(device: RealDevice) -> Callable[[], Conditions | None]:
+    """The reader of a device's conditions."""
     from profiler.preflight import Gpu, open_gpu
 
-    kind, _, index = device.partition(":")
-    if kind != "cuda":
+    if not device.is_cuda:
         return unknown_conditions
     try:
-        gpu: Gpu = open_gpu(int(index or 0))
+        gpu: Gpu = open_gpu(device.uuid)
     except (ImportError, OSError):
         return unknown_conditions
 

@@ -25,6 +25,7 @@ from profiler.preflight import NOTHING_FOUND, Findings, preflight
 from profiler.stages import QUICK_REPEATS, with_stages
 from server.backends.buckets import bucket_sizes, earned_batch_size, padded, pads_to_buckets
 from server.backends.executor import Executor, uploaded
+from server.backends.real_device import device_settings, find_device
 from server.backends.warm_up import autotunes
 from server.config import Settings, by_model
 from server.energy.meters import EnergyMeter, NoMeter
@@ -214,26 +215,20 @@ def _device(settings: Settings) -> tuple[str, str]:
     """The name of the device, and its settings that change service times."""
     if is_upstream(settings.device):
         return settings.device, ""
-    from server.backends import torch_device  # torch takes seconds to import, and other servers need none of it
-
-    place, name = torch_device.resolve_device(settings.device)
-    return name, torch_device.device_settings(place, stages=settings.stages, optimise=settings.optimise)
+    device = find_device(settings.device)
+    return device.name, device_settings(device, stages=settings.stages, optimise=settings.optimise)
 
 
 def _conditions(settings: Settings) -> Callable[[], Conditions | None]:
     if is_upstream(settings.device):
         return unknown_conditions
-    from server.backends import torch_device
-
-    return conditions_of(str(torch_device.resolve_device(settings.device)[0]))
+    return conditions_of(find_device(settings.device))
 
 
 def _preflight(settings: Settings) -> Findings:
     if is_upstream(settings.device):
         return NOTHING_FOUND
-    from server.backends import torch_device
-
-    return preflight(str(torch_device.resolve_device(settings.device)[0]))
+    return preflight(find_device(settings.device))
 
 
 def _key(settings: Settings, model: str, largest: int) -> cache.CacheKey:

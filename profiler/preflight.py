@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 from policies.cpus import available_cpus
 from profiler.conditions import reasons_of
-from server.energy.nvml import NvmlError, PynvmlBoard, find_handle, open_board
+from server.backends.real_device import RealDevice
+from server.energy.nvml import NvmlError, PynvmlBoard, find_handle, is_own, open_board
 
 _BUSY, _ONE = 0.25, 1.0  # load averages above which others disturb a measurement: of each core, and at least in all
 
@@ -82,13 +83,12 @@ class Cpu(Protocol):
         ...
 
 
-def preflight(device: str) -> Findings:
-    """Inspect a device, "cpu" or "cuda:N"."""
-    kind, _, index = device.partition(":")
-    if kind != "cuda":
+def preflight(device: RealDevice) -> Findings:
+    """Inspect a device."""
+    if not device.is_cuda:
         return inspect_cpu(SystemCpu())
     try:
-        return inspect_gpu(open_gpu(int(index or 0)))
+        return inspect_gpu(open_gpu(device.uuid))
     except OSError as error:
         return Findings((f"no data from NVML ({error})",))
 
@@ -153,11 +153,12 @@ def _mig(on: bool) -> Findings:
 
 
 def _processes(found: set[int], own_pid: int) -> Findings:
-    """In a container NVML reports this process by its id on the host, so one unknown id can be this process."""
-    others = sorted(found - {own_pid})
-    if not others or (own_pid not in found and len(others) == 1):
+    """In a container NVML reports a worker of this process by its id on the host, so one unknown id can be that."""
+    others = sorted(pid for pid in found if not is_own(pid, own_pid))
+    is_known = len(others) < len(found)
+    if not others or (not is_known and len(others) == 1):
         return Findings(("no other process on the GPU",))
-    suffix = "" if own_pid in found else ", one of which may be this one"
+    suffix = "" if is_known else ", one of which may be this one"
     fact = f"processes {', '.join(map(str, others))} on the GPU{suffix}"
     return Findings((fact,), (f"{fact}: their time and energy are measured too",))
 
@@ -190,17 +191,16 @@ def _text(file: Path) -> str:
         return ""
 
 
-def open_gpu(index: int) -> Gpu:
-    """Open the GPU that torch calls cuda:`index`.
+def open_gpu(uuid: str) -> Gpu:
+    """Open the GPU with this UUID.
 
     Raises:
         NvmlError: there is no driver, or no such GPU.
     """
     import pynvml  # needs NVIDIA's driver
-    import torch
 
-    open_board(index)  # initialises NVML and reports errors
-    return PynvmlGpu(pynvml, find_handle(pynvml, str(torch.cuda.get_device_properties(index).uuid)))
+    open_board(uuid)  # initialises NVML and reports errors
+    return PynvmlGpu(pynvml, find_handle(pynvml, uuid))
 
 
 class PynvmlGpu:

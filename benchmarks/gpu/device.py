@@ -45,7 +45,8 @@ from server.backends.cuda.page_locked import PageLocked
 from server.backends.cuda.runtime import CudaRuntime, Runtime
 from server.backends.executor import Batch, ThreadExecutor, uploaded
 from server.backends.model_devices import ModelDevices
-from server.backends.torch_device import Precision, device_settings, resolve_device
+from server.backends.real_device import Precision, device_settings
+from server.backends.torch_device import resolve_device
 from server.backends.torch_images import place
 from server.backends.warm_up import warm_up
 from server.energy.meters import NoMeter
@@ -172,11 +173,12 @@ class Measurement:
     def __init__(self, call: Call, recorder: Recorder) -> None:
         """Open the device."""
         self._call, self._recorder = call, recorder
-        self._place, self.name = resolve_device("cpu" if call.rehearse else "cuda:0")
+        self._device = resolve_device("cpu" if call.rehearse else "cuda:0")
+        self._place, self.name = torch.device(self._device.place), self._device.name
         self._runtime: Callable[[], Runtime] = RehearsalRuntime if call.rehearse else partial(CudaRuntime, self._place)
         torch.backends.cudnn.benchmark = not call.eager
         torch.zeros(1, device=self._place)  # opens the context
-        self._found = preflight(str(self._place))
+        self._found = preflight(self._device)
         self._loaded: dict[str, Loaded] = {}
 
     def idle(self) -> None:
@@ -234,7 +236,7 @@ class Measurement:
             measured = uvloop.run(measure_service_times(subject, plan, np.random.default_rng(0), lambda share: None))
             name = f"{model.served.name}-{cache.slug(self.name).removeprefix('nvidia-')}"
             versions = ", ".join(f"{package} {number}" for package, number in cache.package_versions().items())
-            settings = device_settings(self._place, optimise="eager" if self._call.eager else "auto")
+            settings = device_settings(self._device, optimise="eager" if self._call.eager else "auto")
             about = f"{settings}, weights random, {versions}; {self._found.note}"
             profile = padded(measured.profile(name, model.served.name, self.name, about))
             replays = {size: executor.call(partial(self._replay_seconds, device, size)).result() for size in sizes}

@@ -9,8 +9,7 @@ import torch
 
 from server.backends.buckets import bucket_sizes
 from server.backends.executor import Batch
-from server.backends.loading import make_device
-from server.backends.torch_device import resolve_device
+from server.backends.loading import device_of
 from server.models.images.torchvision_source import load_image_model
 
 LARGEST = int(os.environ.get("PEER_LARGEST", "128"))
@@ -24,7 +23,7 @@ class Network:
         name, optimise = os.environ["PEER_MODEL"], os.environ["PEER_OPTIMISE"]
         model, net = load_image_model(name, "random", LARGEST)
         self._name, self._shape = name, model.codec.shape
-        self._device = make_device([(model, net)], resolve_device(os.environ["PEER_DEVICE"])[0], optimise)  # type: ignore[arg-type]
+        self._device = device_of(net, model, os.environ["PEER_DEVICE"], optimise)  # type: ignore[arg-type]
         if optimise == "none":  # batches of all sizes come, and cuDNN would search at each
             torch.backends.cudnn.benchmark = False
         for size in reversed(bucket_sizes(LARGEST)):

@@ -18,11 +18,13 @@ from server.backends.buckets import pads_to_buckets
 from server.backends.emulated import EmulatedDevice
 from server.backends.executor import TIMEOUT_FACTOR, Batch, Device, Executor, LoadedDevice, ThreadExecutor
 from server.backends.model_devices import ModelDevices, RevisionExecutor
+from server.backends.real_device import find_device, open_meter
 from server.backends.row_check import check_rows
 from server.backends.upstream_device import UpstreamDevice, UpstreamExecutor
 from server.backends.warm_up import autotunes, warm_up_and_fit
+from server.backends.worker_device import WorkerDevice
 from server.config import Settings, by_model
-from server.energy.meters import CountingMeter, EnergyMeter, meter_for
+from server.energy.meters import CountingMeter, EnergyMeter
 from server.errors import WorkerDiedError
 from server.models.model import ServedModel
 from server.models.sources import source_of
@@ -30,6 +32,7 @@ from server.models.tensors.python_source import SAMPLE_HINT, one_line_errors
 from server.models.upstream_spec import is_upstream
 from server.scheduling.policy_swap import log_policy
 from server.scheduling.solver_process import choose_in_process
+from server.workers.worker import ModelWorker
 
 _log = logging.getLogger("batchwright")
 _LOAD_TIMEOUT = 600.0  # s to load a user's model while others are served
@@ -200,12 +203,8 @@ def _name_and_meter(plan: DevicePlan) -> tuple[str, EnergyMeter]:
     if plan.emulated is not None:
         return name, CountingMeter()
     if is_upstream(name):
-        return name, meter_for(meter_of(plan.settings))
-    # imported late, since torch takes seconds to import, and emulated devices and other servers do not need it
-    from server.backends import torch_device
-
-    device, name = torch_device.resolve_device(name)
-    return name, meter_for(str(device))
+        return name, open_meter(meter_of(plan.settings))
+    return find_device(name).name, open_meter(name)
 
 
 def _load(plan: DevicePlan, meter: EnergyMeter) -> list[tuple[ServedModel, Device]]:
@@ -223,18 +222,21 @@ def _load(plan: DevicePlan, meter: EnergyMeter) -> list[tuple[ServedModel, Devic
     samples = by_model(settings.sample, settings.specs)
     loaded = []
     for name, source in sources.items():
-        model, runnable = source.load(name, settings.of(name).weights, largest[name], settings.stages or 1)
+        model, worker = source.load(name, settings.of(name).weights, largest[name], settings.stages or 1)
         sampled = source.with_sample(model, Path(samples[name])) if name in samples else model
-        loaded.append((sampled, _device_of(sampled, runnable, settings)))
+        loaded.append((sampled, _device_of(sampled, worker, settings)))
     return loaded
 
 
-def _device_of(model: ServedModel, runnable: Any, settings: Settings) -> Device:
+def _device_of(model: ServedModel, worker: Any, settings: Settings) -> Device:
     if is_upstream(settings.device):
         return UpstreamDevice(model)
-    from server.backends import loading, torch_device
+    place = find_device(settings.device).place
+    if isinstance(worker, ModelWorker):
+        return WorkerDevice(model.name, worker, place, settings.optimise)
+    from server.backends import loading
 
-    return loading.device_of(runnable, model, torch_device.resolve_device(settings.device)[0], settings.optimise)
+    return loading.device_of(worker, model, place, settings.optimise)
 
 
 def _ready(

@@ -13,7 +13,7 @@ import uvloop
 from starlette.types import ASGIApp
 
 from server.app.http_server import HttpServer, raise_file_limit, reload_files
-from server.backends.glibc_heap import heap
+from server.backends.glibc_heap import trim_periodically
 from server.scheduling.fleet import Fleet
 from server.transport.connection import Listener
 
@@ -79,7 +79,7 @@ async def _serve(
     if reloads:  # otherwise SIGHUP, sent when a terminal closes, ends the process as usual
         loop.add_signal_handler(signal.SIGHUP, reload_files, reloads)
     stopping = asyncio.create_task(_stop_when_broken(server, fleet))
-    trimming = asyncio.create_task(heap.trim_periodically(lambda: server.server_state.total_requests))
+    trimming = asyncio.create_task(trim_periodically(lambda: server.server_state.total_requests))
     await server.serve(sockets=[bound])
     for task in (*drains, stopping, trimming):
         task.cancel()

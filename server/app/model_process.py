@@ -7,14 +7,18 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
+import numpy as np
+
 from policies.types import SpecError
-from server.backends.executor import Batch
+from server.backends.executor import Batch, Completion, Device, DeviceRun
+from server.backends.real_device import Optimise, RealDevice
 from server.backends.tensor_device import TensorDevice
+from server.models.model import ServedModel
 from server.models.sources import TensorSource
 from server.models.tensors.codec import TensorCodec, as_json, check_sample
 from server.models.tensors.python_source import one_line_errors, place_of
@@ -22,7 +26,8 @@ from server.telemetry.logs import configured_logging
 from server.telemetry.printed import printed_to_log
 from server.workers.channel import Channel
 from server.workers.errors import sent
-from server.workers.remote_model import Description, describe
+from server.workers.remote_model import Description, FileModel, TorchvisionModel, describe
+from server.workers.shared_memory import SharedMemory
 from server.workers.standby import StandbyMemory
 
 _PR_SET_PDEATHSIG = 1
@@ -37,14 +42,18 @@ def _only_exceptions() -> Iterator[None]:
         raise SpecError(f"it raised {type(error).__name__}") from error
 
 
-class _Service:
-    """The methods that the main process calls."""
+class _FileService:
+    """The model of a file, and the methods that the main process calls.
 
-    def __init__(self, spec: str) -> None:
-        self._spec = spec
+    Attributes:
+        device: that runs batches; None until the model is loaded.
+    """
+
+    def __init__(self, model: FileModel, _: SharedMemory) -> None:
+        self._spec = model.spec
         self._made = threading.Lock()
         self._model: Any = None
-        self._device: TensorDevice | None = None
+        self.device: TensorDevice | None = None
 
     def describe(self) -> Description:
         """Make the model, and describe it."""
@@ -53,16 +62,11 @@ class _Service:
         with _only_exceptions(), one_line_errors(f"{self._spec}: samples"):
             return describe(model, [dict(sample) for sample in model.samples()])
 
-    def load(self, device: str, what: str) -> None:
+    def load(self, what: str, place: str, _: Optimise) -> None:
         """Load the model for a device, on the thread that runs it; `what` begins the message of an error."""
-        self._device = TensorDevice(self._made_model(), device)
+        self.device = TensorDevice(self._made_model(), place)
         with _only_exceptions(), one_line_errors(what):
-            self._device.load()
-
-    def run(self, samples: Sequence[Any]) -> Sequence[Any]:
-        """The outputs of a batch, for each sample."""
-        assert self._device is not None
-        return self._device.serve(Batch("", samples))
+            self.device.load()
 
     def decode(self, body: bytes, content_type: str) -> Any:
         """The sample that the model's own returns, as arrays."""
@@ -80,53 +84,156 @@ class _Service:
             return self._model
 
 
-def _serve(lane: Channel, service: _Service) -> None:
-    """Serve the calls of one lane until its other end is closed."""
-    files = list[int]()  # of its standby, if it is for batches
-    standby: StandbyMemory | None = None
-    while True:
-        try:
-            (number, method, arguments), file = lane.receive()
-        except EOFError:
-            return
-        if file is not None:
-            files.append(file)
-            if len(files) == 2:
-                standby = StandbyMemory((files[0], files[1]))
-            continue
-        if method == "serve":
+class _TorchvisionService:
+    """A model of torchvision, and the methods that the main process calls.
+
+    Attributes:
+        device: that runs batches; None until the model is loaded.
+    """
+
+    def __init__(self, model: TorchvisionModel, shared: SharedMemory) -> None:
+        self._model = model
+        self._memory = shared.memory
+        self._made = threading.Lock()
+        self._loaded: Any = None
+        self.device: Device | None = None
+
+    def describe(self) -> ServedModel:
+        """Load the network, and describe the model."""
+        served: ServedModel = self._made_model()[0]
+        return served
+
+    def load(self, what: str, place: str, optimise: Optimise) -> None:
+        """Put the network on a device, on the thread that runs it; `what` begins the message of an error."""
+        from server.backends.loading import device_of
+
+        served, net = self._made_model()
+        with one_line_errors(what):
+            self.device = device_of(net, served, place, optimise)
+        if place != "cpu":
+            from server.backends.cuda.page_locked import page_locked
+
+            page_locked.add(self._memory)
+
+    def _made_model(self) -> Any:
+        from server.models.images.torchvision_source import load_image_model
+
+        with self._made:
+            if self._loaded is None:
+                model = self._model
+                self._loaded = load_image_model(model.name, model.weights, model.max_batch_size, model.stages)
+            return self._loaded
+
+
+_SERVICES = {FileModel: _FileService, TorchvisionModel: _TorchvisionService}
+
+
+class _Lanes:
+    """The threads of the process, each of which serves one lane.
+
+    Attributes:
+        service: of the model that was named; None before.
+    """
+
+    def __init__(self, shared: SharedMemory) -> None:
+        self._shared = shared
+        self.service: Any = None
+
+    def start(self, file: int) -> None:
+        """Start the thread of a lane, whose socket has this descriptor."""
+        lane = Channel(socket.socket(fileno=file), maps=True, shared=self._shared)
+        threading.Thread(target=self._serve, args=(lane,), name="lane", daemon=True).start()
+
+    def _serve(self, lane: Channel) -> None:
+        """Serve the calls of one lane until its other end is closed."""
+        files = list[int]()  # of its standby, if it is for batches
+        runner = _BatchRunner(lane)
+        while True:
             try:
-                _serve_batches(lane, service, (number, *arguments), standby)
+                (number, method, arguments), file = lane.receive()
+            except EOFError:
+                return
+            if file is not None:
+                files.append(file)
+                if len(files) == 2:
+                    runner.standby = StandbyMemory((files[0], files[1]), self._shared)
+                continue
+            try:
+                if method == "serve":
+                    runner.serve(self.service.device, (number, *arguments))
+                    continue
+                answer: Any
+                try:
+                    answer = _find_device(*arguments) if method == "find_device" else self._call(method, arguments)
+                except BaseException as error:  # noqa: BLE001  (it is the answer)
+                    answer = sent(error, place_of(error))
+                    error.__traceback__ = None  # its frames have the inputs
+                del arguments
+                _send(lane, number, answer)
+                del answer
             except OSError:
                 return
-            continue
-        try:
-            answer: Any = getattr(service, method)(*arguments)
-        except BaseException as error:  # noqa: BLE001  (it is the answer)
-            answer = sent(error, place_of(error))
-            error.__traceback__ = None  # its frames have the inputs
-        del arguments
-        try:
-            _send(lane, number, answer)
-        except OSError:
-            return
-        del answer
+
+    def _call(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        return getattr(self.service, method)(*arguments)
 
 
-def _serve_batches(lane: Channel, service: _Service, batch: Any, standby: StandbyMemory | None) -> None:
-    """Run a batch, its number and samples, and then those that are taken from the standby."""
-    while batch is not None:
-        number, samples = batch
-        started, following = time.monotonic(), None
-        try:
-            answer: Any = service.run(samples), started, time.monotonic()
-            following = None if standby is None else standby.take()
-        except BaseException as error:  # noqa: BLE001  (it is the answer)
-            answer = sent(error, place_of(error))
-            error.__traceback__ = None
-        batch = following
-        del samples
-        _send(lane, number, answer, None if following is None else time.monotonic())
+def _find_device(spec: str) -> RealDevice:
+    from server.backends.torch_device import resolve_device
+
+    return resolve_device(spec)
+
+
+class _BatchRunner:
+    """Runs the batches of a lane, and keeps the outputs of stages that are not the last.
+
+    Attributes:
+        standby: of the lane; None before it was sent.
+    """
+
+    def __init__(self, lane: Channel) -> None:
+        self.standby: StandbyMemory | None = None
+        self._lane = lane
+        self._kept: dict[int, Any] = {}  # outputs of stages, by number
+        self._numbers = count()
+
+    def serve(self, device: Device, message: Any) -> None:
+        """Run a batch, and then those that are taken from the standby."""
+        running: DeviceRun | None = self._start(device, message, ())
+        number = message[0]
+        while running is not None:
+            taken = self.standby.take() if running.wait() and self.standby is not None else None
+            following = None if taken is None else self._start(device, taken, running.outputs)
+            next_started = None if following is None else following.started
+            result = running.result(next_started)
+            answer: Any
+            if isinstance(result, Completion):
+                answer = self._keep(result.outputs), result.started, result.finished
+            else:
+                answer = sent(result, place_of(result))
+                result.__traceback__ = None
+            running = following
+            del following, result
+            _send(self._lane, number, answer, next_started)
+            number = 0 if taken is None else taken[0]
+            del taken, answer
+
+    def _start(self, device: Device, message: Any, outputs: Sequence[Any]) -> DeviceRun:
+        """Start a batch as `BatchLane` describes it; without inputs it has the outputs of the one before."""
+        _, inputs, first_stage, stages, dropped = message
+        upload = getattr(device, "upload", None)
+        samples = [self._kept[each] for each in inputs] if first_stage else [*map(upload, inputs)] if upload else inputs
+        for each in dropped:
+            self._kept.pop(each, None)
+        return DeviceRun(device, Batch("", samples or outputs, first_stage, stages))
+
+    def _keep(self, outputs: Sequence[Any]) -> Sequence[Any]:
+        """The outputs, or the numbers of those that stay on the device for the next stage."""
+        if isinstance(outputs[0], np.ndarray | Mapping):
+            return outputs
+        numbers = [next(self._numbers) for _ in outputs]
+        self._kept.update(zip(numbers, outputs, strict=True))
+        return numbers
 
 
 def _send(lane: Channel, number: int, answer: Any, next_started: float | None = None) -> None:
@@ -153,22 +260,25 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the main process drains, and then closes the socket
     try:
-        (spec, (level, log_format)), _ = control.receive()
+        (level, log_format), file = control.receive()
+        assert file is not None
+        shared = SharedMemory(file)
+        lanes = _Lanes(shared)
         with configured_logging(level, log_format), printed_to_log():
-            _mark_records(spec)
-            service = _Service(spec)
             while True:
-                _, file = control.receive()
-                assert file is not None
-                lane = Channel(socket.socket(fileno=file), maps=True)
-                threading.Thread(target=_serve, args=(lane, service), name="lane", daemon=True).start()
+                model, file = control.receive()
+                if file is None:
+                    _mark_records(str(model))
+                    lanes.service = _SERVICES[type(model)](model, shared)
+                else:
+                    lanes.start(file)
     except EOFError:
         os._exit(0)
 
 
-def _mark_records(spec: str) -> None:
+def _mark_records(model: str) -> None:
     """Let each line of the log say which model and process it is of."""
-    make, fields = logging.getLogRecordFactory(), {"source": os.path.basename(spec), "pid": os.getpid()}
+    make, fields = logging.getLogRecordFactory(), {"source": model, "pid": os.getpid()}
 
     def marked(*arguments: Any, **named: Any) -> logging.LogRecord:
         record = make(*arguments, **named)

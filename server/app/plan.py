@@ -15,6 +15,7 @@ from policies.profile import Profile, load_profile
 from policies.types import SpecError
 from server.app.http_server import bind
 from server.backends.buckets import LARGEST, pads_to_buckets
+from server.backends.real_device import find_device
 from server.config import Settings, SettingsResult, by_model
 from server.models.images.torchvision_names import torchvision_names
 from server.models.sources import TorchvisionSource, UpstreamSource, source_of
@@ -292,9 +293,7 @@ def meter_of(settings: Settings) -> str:
 
 
 def _check_distinct(devices: Sequence[Settings]) -> None:
-    from server.backends import torch_device
-
-    resolved = [torch_device.resolve_device(one.device)[0] for one in devices]
+    resolved = [find_device(one.device).place for one in devices]
     if len(set(resolved)) < len(resolved):
         raise SpecError(f"a device is named twice: {','.join(map(str, resolved))}; name each once")
 
@@ -307,10 +306,7 @@ def _check_device(settings: Settings) -> None:
         return
     errors = _Errors()
     if not is_upstream(settings.device):
-        # imported late, since torch takes seconds to import, and emulated devices and other servers do not need it
-        from server.backends import torch_device
-
-        errors.check(partial(torch_device.resolve_device, settings.device))
+        errors.check(partial(find_device, settings.device))
     for name, spec in settings.specs.items():
         errors.check(partial(source_of(spec).check, name, settings.of(name).weights, settings.stages))
         errors.check(partial(settings.labels, name))

@@ -21,6 +21,7 @@ from server.config import Settings, SettingsResult
 from server.transport.connection import Listener
 from server.transport.connection_limits import TimeLimits
 from server.transport.tls import load_tls
+from server.workers.worker import end_idle, shared_memory
 
 if TYPE_CHECKING:
     from server.api.grpc.server import GrpcServer
@@ -60,6 +61,7 @@ def _assembled(plan: ServerPlan, profiles: ProfileSource, tracing: "Tracing | No
         )
     disable_created_metrics()  # type: ignore[no-untyped-call]
     server = assemble(plan, profiles, tracing)
+    end_idle()
     _log.info("models are loaded and profiled, and policies solved, after %.1f s", monotonic() - started)
     return server
 
@@ -72,7 +74,8 @@ def _is_loopback(host: str) -> bool:
 
 
 def _listener(settings: Settings) -> Listener:
-    return Listener(TimeLimits(*settings.time_limits), load_tls(settings.tls_cert, settings.tls_key))
+    tls = load_tls(settings.tls_cert, settings.tls_key)
+    return Listener(TimeLimits(*settings.time_limits), tls, buffers=shared_memory().buffer)
 
 
 def _check_tracing(settings: Settings) -> None:

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from policies.profile import Profile
 from policies.types import SpecError
+from server.backends.real_device import find_device
 from server.models.sources import ModelSource
 from server.models.upstream_spec import is_upstream
 
@@ -22,10 +23,8 @@ def pads_to_buckets(device: str, source: ModelSource, stages: int | None, optimi
         return False
     if not source.has_graphs or (stages or 1) > 1 or optimise == "none":
         return False
-    from server.backends import torch_device  # torch takes seconds to import, and other servers need none of it
-
     try:
-        return torch_device.resolve_device(device)[0].type == "cuda"
+        return find_device(device).is_cuda
     except SpecError:  # it is reported where the device is checked
         return False
 

@@ -388,37 +388,38 @@ class ThreadExecutor:
             self._in_thread.pop()
 
     def _run_batches(self, work: "_Work") -> None:
-        running: _Running | None = _Running(self._device, *work)
+        batch, done = work
+        running: DeviceRun | None = DeviceRun(self._device, batch)
         while running is not None:
-            standby, done, following = running.batch.standby, running.done, None
+            standby, following, taken = running.batch.standby, None, None
             if running.wait() and standby is not None and self._may_follow(done):
                 taken = standby.take(running.outputs)
-                following = None if taken is None else _Running(self._device, *taken)
-                del taken
+                following = None if taken is None else DeviceRun(self._device, taken[0])
             result = running.result(None if following is None else following.started)
             with suppress(RuntimeError):  # the loop was closed meanwhile
                 done.get_loop().call_soon_threadsafe(resolve, done, result)
             running = following
-            del done, following, result
+            if taken is not None:
+                done = taken[1]
+            del following, result, taken
 
     def _may_follow(self, done: asyncio.Future[Completion]) -> bool:
         """Whether a standby launch may be taken: nothing is queued, and the batch before has not been abandoned."""
         return self._work.empty() and not done.done()
 
 
-class _Running:
+class DeviceRun:
     """A batch from its start on the device to its result.
 
     Attributes:
         batch: the batch.
-        done: the future of its completion.
         started: start of service, s of time.monotonic.
         outputs: those that a device without `launch` has returned.
     """
 
-    def __init__(self, device: Device, batch: Batch, done: asyncio.Future[Completion]) -> None:
+    def __init__(self, device: Device, batch: Batch) -> None:
         """Start the batch, if the device can launch it."""
-        self.batch, self.done = batch, done
+        self.batch = batch
         self.outputs: Sequence[Any] = ()
         self._device = device
         self._error: Exception | None = None

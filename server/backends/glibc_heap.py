@@ -11,45 +11,36 @@ _KEPT = 1 << 30  # free bytes that are not returned to the system
 _TRIM_INTERVAL = 10.0  # s
 
 
-class Heap:
-    """The heap of the process; `heap` is the only instance."""
+def keep_freed_memory() -> None:
+    """Keep freed memory for the next batch, which otherwise faults in every page again; in a worker.
 
-    def __init__(self) -> None:
-        self._kept = False
-
-    def keep_freed(self) -> None:
-        """Keep freed memory for the next batch, which otherwise faults in every page again.
-
-        Thresholds alone do not suffice: their maximum is 32 MiB, and a layer of 32 images takes 100. There is one
-        arena, since the heaps of other arenas end at 64 MiB.
-        """
-        self._kept = True
-        mallopt = _libc_function("mallopt")
-        if mallopt is not None:
-            mallopt(_M_ARENA_MAX, 1)
-            mallopt(_M_MMAP_MAX, 0)
-            mallopt(_M_TRIM_THRESHOLD, _KEPT)
-
-    async def trim_periodically(self, requests: Callable[[], int], interval: float = _TRIM_INTERVAL) -> None:
-        """Trim the heap after each interval, s, in which the count of requests has grown; not after `keep_freed`.
-
-        Bodies and samples of 150 kB are allocated by the thousand and decoded in threads, so that the heap fragments
-        and grows for hours without this. Memory mapping such blocks instead costs a quarter of the throughput.
-        Trimming takes some milliseconds in another thread, without the interpreter's lock.
-        """
-        trim = _libc_function("malloc_trim")
-        if self._kept or trim is None:
-            return
-        before = requests()
-        while True:
-            await asyncio.sleep(interval)
-            now = requests()
-            if now != before:
-                before = now
-                await asyncio.to_thread(trim, 0)
+    Thresholds alone do not suffice: their maximum is 32 MiB, and a layer of 32 images takes 100. There is one arena,
+    since the heaps of other arenas end at 64 MiB.
+    """
+    mallopt = _libc_function("mallopt")
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, 1)
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT)
 
 
-heap = Heap()
+async def trim_periodically(requests: Callable[[], int], interval: float = _TRIM_INTERVAL) -> None:
+    """Trim the heap after each interval, s, in which the count of requests has grown.
+
+    Bodies and samples are allocated by the thousand and decoded in threads, so that the heap fragments and grows for
+    hours without this. Memory mapping such blocks instead costs a quarter of the throughput. Trimming takes some
+    milliseconds in another thread, without the interpreter's lock.
+    """
+    trim = _libc_function("malloc_trim")
+    if trim is None:
+        return
+    before = requests()
+    while True:
+        await asyncio.sleep(interval)
+        now = requests()
+        if now != before:
+            before = now
+            await asyncio.to_thread(trim, 0)
 
 
 def _libc_function(name: str) -> Callable[..., int] | None:

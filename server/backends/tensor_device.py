@@ -39,7 +39,7 @@ class TensorDevice:
         if self._device == "cpu" and (self._model.torch or "torch" in sys.modules):
             import torch
 
-            from server.backends.torch_device import cpu_threads
+            from server.backends.real_device import cpu_threads
 
             torch.set_num_threads(cpu_threads())
 

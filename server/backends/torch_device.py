@@ -1,50 +1,41 @@
 """The torch device: its name, its settings that change service times, and its errors."""
 
 import logging
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from pathlib import Path
-from typing import Literal
 
 import torch
 
-from policies.cpus import available_cpus
 from policies.types import SpecError
+from server.backends.real_device import RealDevice, cpu_name
 from server.energy.nvml import Driver, NvmlError, read_driver
 from server.errors import DeviceLostError, OutOfMemoryError
-from server.models.model import ServedModel
 
 _log = logging.getLogger("batchwright")
 
-Precision = Literal["auto", "fp32", "bf16", "fp16"]
-Optimise = Literal["auto", "eager", "none"]
 
+def resolve_device(spec: str) -> RealDevice:
+    """The device of a spec; see `find_device`, which asks for it where torch is needed.
 
-def resolve_device(spec: str) -> tuple[torch.device, str]:
-    """The device of a spec, "auto", "cpu", "cuda" or "cuda:N", and its display name.
-
-    "auto" is the CPU without a CUDA device; a warning is logged if there is an NVIDIA GPU that torch cannot use.
+    A warning is logged if there is an NVIDIA GPU that torch cannot use.
 
     Raises:
-        SpecError: the spec is invalid, or there is no such CUDA device.
+        SpecError: there is no such CUDA device.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if spec == "cpu" or (spec == "auto" and count == 0):
         if spec == "auto" and (reason := unusable_gpu()):
             _log_once(f"the CPU is used: {reason}")
-        return torch.device("cpu"), _cpu_name()
-    cuda = re.fullmatch(r"auto|cuda(?::(\d{1,4}))?", spec)
-    if cuda is None:
-        raise SpecError(f"no device {spec!r}; give auto, cpu, cuda:N or emulated:PROFILE")
-    index = int(cuda[1] or 0)
+        return RealDevice("cpu", cpu_name())
+    index = int(spec.partition(":")[2] or 0)
     if index >= count:
         raise SpecError(
             f"no CUDA device {index} among the {count} that torch {torch.__version__} finds"
             f"{count == 0 and f' ({reason})' if (reason := unusable_gpu()) else ''}; give cpu or auto"
         )
-    return torch.device("cuda", index), torch.cuda.get_device_name(index)
+    uuid = str(torch.cuda.get_device_properties(index).uuid)
+    return RealDevice(f"cuda:{index}", torch.cuda.get_device_name(index), uuid)
 
 
 @cache
@@ -77,35 +68,6 @@ def describe_unusable_gpu(driver: Driver, torch_version: str, torch_cuda: str | 
     if tuple(map(int, torch_cuda.split("."))) > tuple(map(int, driver.cuda.split("."))):
         return f"{found}, since it was built for CUDA {torch_cuda}; update the driver, or install a torch for its CUDA"
     return f"{found}; check CUDA_VISIBLE_DEVICES, and whether the container has the GPU's devices"
-
-
-def _cpu_name() -> str:
-    """The model name in /proc/cpuinfo, or "cpu"."""
-    info = Path("/proc/cpuinfo")
-    found = re.search(r"^model name\s*:\s*(.+?)\s*$", info.read_text() if info.exists() else "", re.MULTILINE)
-    return found[1] if found else "cpu"
-
-
-def cpu_threads() -> int:
-    """The number of threads for the network; one processor is left to the event loop and to decoding."""
-    return max(1, available_cpus() - 1)
-
-
-def device_settings(
-    device: torch.device, precision: Precision = "auto", stages: int | None = None, optimise: Optimise = "auto"
-) -> str:
-    """Settings of the device that change service times, for a profile's note and its key in the cache."""
-    threads = f", {cpu_threads()} threads" if device.type == "cpu" else ""
-    split = "" if stages is None else f", {stages} stages"
-    optimised = f", optimise {optimise}" if device.type == "cuda" else ""
-    return f"{resolve_precision(precision, device)}{threads}{split}{optimised}"
-
-
-def resolve_precision(precision: Precision, device: torch.device) -> Precision:
-    """The precision; for "auto" fp16 on CUDA, which is as fast as bf16 with an eighth of its error, else fp32."""
-    if precision != "auto":
-        return precision
-    return "fp16" if device.type == "cuda" else "fp32"
 
 
 def allow_tf32(device: torch.device) -> None:
@@ -146,11 +108,3 @@ def _context_works(device: torch.device) -> bool:
     except Exception:  # noqa: BLE001  (any error means that the context is gone)
         return False
     return True
-
-
-def autotunes(device: torch.device, model: ServedModel) -> bool:
-    """Whether the first batch of each size is slow because cuDNN then searches for the fastest convolutions.
-
-    This requires samples of one shape, with which batches of one size are always the same computation.
-    """
-    return device.type == "cuda" and model.signature.has_fixed_shapes

@@ -1,7 +1,7 @@
 """Image models on a torch device: the CPU, or a CUDA GPU with one stream and one batch in flight."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,8 +16,9 @@ from server.backends.cuda.graph import GraphDevice
 from server.backends.cuda.networks import ChoiceKey, optimised
 from server.backends.cuda.runtime import CudaRuntime
 from server.backends.executor import Batch, Logits
-from server.backends.glibc_heap import heap
-from server.backends.torch_device import Optimise, Precision, cpu_threads, resolve_precision, translated_errors
+from server.backends.glibc_heap import keep_freed_memory
+from server.backends.real_device import Optimise, Precision, cpu_threads, resolve_precision
+from server.backends.torch_device import translated_errors
 from server.errors import NotFiniteError
 from server.models.images.codec import ImageCodec
 from server.models.images.torchvision_source import PixelNet
@@ -58,11 +59,11 @@ class _PlacedModel:
 
 
 class ImageDevice:
-    """A Device for one or several image models, made by `make_image_device`; not thread-safe."""
+    """A Device for an image model, made by `make_image_device`; not thread-safe."""
 
-    def __init__(self, models: Mapping[str, _PlacedModel], run: _Run, device: torch.device) -> None:
-        """`models` are by name; `run` gathers and computes on the device, and returns when that is done."""
-        self._models = models
+    def __init__(self, model: _PlacedModel, run: _Run, device: torch.device) -> None:
+        """`run` gathers and computes on the device, and returns when that is done."""
+        self._model = model
         self._run = run
         self._device = device
 
@@ -71,7 +72,7 @@ class ImageDevice:
 
         A batch that ends before the last stage gives `ActivationRow`s, the inputs of the next stage.
         """
-        model = self._models[batch.model]
+        model = self._model
         with torch.inference_mode(), translated_errors(self._device):
             outputs = self._run(partial(model.compute, batch), partial(model.gather, batch))
         if not model.is_last(batch):
@@ -83,13 +84,13 @@ class ImageDevice:
 
 
 def make_image_device(
-    models: Iterable[tuple[ServedModel[ImageCodec], PixelNet]], device: torch.device, precision: Precision = "auto"
+    model: ServedModel[ImageCodec], net: PixelNet, device: torch.device, precision: Precision = "auto"
 ) -> ImageDevice:
-    """Put models on the device, and set the process's threads and heap for it."""
-    placed = {model.name: _placed(model, net, device, precision) for model, net in models}
+    """Put a network on the device, and set the process's threads and heap for it."""
+    placed = _placed(model, net, device, precision)
     if device.type == "cpu":
         torch.set_num_threads(cpu_threads())
-        heap.keep_freed()
+        keep_freed_memory()
         return ImageDevice(placed, _run_on_cpu, device)
     torch.backends.cudnn.benchmark = True
     torch.cuda.synchronize(device)  # weights are copied on another stream than batches
@@ -141,7 +142,7 @@ def place(
 
     Where the automatic one is fp16 and the outputs exceed its range, it is bf16, which has the range of float32.
     """
-    chosen = resolve_precision(precision, device)
+    chosen = resolve_precision(precision, device.type == "cuda")
     weights = net.state_dict()  # moving replaces the tensors of the network, not these
     net.move_to(device, _DTYPES[chosen])
     if precision != "auto" or chosen != "fp16" or _is_finite(model, net, device):

@@ -8,6 +8,7 @@ import numpy as np
 
 from policies.profile import Profile
 from policies.types import SpecError
+from server.backends import real_device
 from server.backends.buckets import bucket_sizes
 from server.backends.executor import Batch, Executor
 from server.errors import OutOfMemoryError
@@ -20,11 +21,7 @@ _log = logging.getLogger("batchwright")
 
 def autotunes(device: str, model: ServedModel) -> bool:
     """Whether the first batch of each size is slow on a device, by its name in the settings."""
-    if is_upstream(device):
-        return False
-    from server.backends import torch_device  # torch takes seconds to import, and other servers need none of it
-
-    return torch_device.autotunes(torch_device.resolve_device(device)[0], model)
+    return not is_upstream(device) and real_device.autotunes(real_device.find_device(device), model)
 
 
 async def warm_up(executor: Executor, model: ServedModel, batch_sizes: Iterable[int]) -> None:

@@ -1,22 +1,23 @@
-"""A user's model in a worker, as a Device. Without torch."""
+"""A model in a worker, as a Device. Without torch."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from server.backends.executor import Batch, Completion, resolve
-from server.backends.tensor_batches import Row
+from server.backends.real_device import Optimise
 from server.errors import WorkerDiedError
-from server.models.model import ServedModel
-from server.models.tensors.codec import TensorCodec
 from server.workers.errors import SentError, received
-from server.workers.remote_model import RemoteModel
 from server.workers.standby import StandbyMemory
-from server.workers.worker import Lane
+from server.workers.worker import Lane, ModelWorker, WorkerProcess, shared_memory
 
 _log = logging.getLogger("batchwright.model")
 _LARGE = 2**18  # bytes of inputs, which a thread sends: copying more would delay the event loop
@@ -25,12 +26,12 @@ _LARGE = 2**18  # bytes of inputs, which a thread sends: copying more would dela
 class WorkerDevice:
     """A Device for one model, which its worker loads and runs on a thread of its own."""
 
-    def __init__(self, served: ServedModel[TensorCodec], device: str) -> None:
-        """Serve the model of the codec, once `load` was called; `device` is torch's name of it."""
-        assert isinstance(served.codec.model, RemoteModel)
-        self._name = served.name
-        self._worker = served.codec.model.worker
-        self._device = device
+    def __init__(self, name: str, worker: ModelWorker, place: str, optimise: Optimise = "auto") -> None:
+        """Serve the model of a worker, once `load` was called, on a device by torch's name of it."""
+        self._name = name
+        self._worker = worker
+        self._place = place
+        self._optimise: Optimise = optimise
         self._lane: BatchLane | None = None
         self._serving = False  # whether a thread waits for a batch
 
@@ -41,7 +42,13 @@ class WorkerDevice:
             SpecError: it raised an exception.
             WorkerDiedError: its process ended.
         """
-        self._lane = BatchLane(self._worker.load(self._device, f"loading {self._name}"))
+        self._lane = BatchLane(self._worker.load(f"loading {self._name}", self._place, self._optimise))
+
+    def upload(self, sample: Any, /) -> Any:
+        """The sample, its arrays copied to the memory that the worker shares, unless they are small, or there."""
+        if isinstance(sample, np.ndarray):
+            return shared_memory().place(sample)
+        return {name: shared_memory().place(array) for name, array in sample.items()}
 
     def restart(self, hung: bool) -> None:
         """Run batches in the next process, with the model loaded; if a batch of this model `hung`, it is killed."""
@@ -55,19 +62,18 @@ class WorkerDevice:
             _log.warning("%s was loaded again in a new process", self._name)
             self._lane = BatchLane(following)
 
-    def serve(self, batch: Batch, /) -> Sequence[Row]:
-        """For each sample its outputs, arrays by name; it blocks.
+    def serve(self, batch: Batch, /) -> Sequence[Any]:
+        """One output for each input; it blocks.
 
         Raises:
             WorkerDiedError: the process ended.
-            Exception: as `TensorDevice.serve`.
+            Exception: as the device in the worker.
         """
         if self._lane is None:
             raise WorkerDiedError("the model is not loaded")
         self._serving = True
         try:
-            rows: Sequence[Row] = self._lane.call("run", batch.inputs)
-            return rows
+            return self._lane.serve(batch)
         finally:
             self._serving = False
 
@@ -89,8 +95,33 @@ class WorkerDevice:
         self._worker.close()
 
 
+class StageOutput:
+    """Output of a stage that is not the last, which stays in the worker until nothing refers to this.
+
+    Attributes:
+        process: the worker's.
+        number: of the output there.
+        sample: that it was computed from, in case that the process dies.
+    """
+
+    __slots__ = ("_dropped", "number", "process", "sample")
+
+    def __init__(self, process: WorkerProcess, number: int, sample: Any, dropped: "deque[int]") -> None:
+        self.process = process
+        self.number = number
+        self.sample = sample
+        self._dropped = dropped
+
+    def __del__(self) -> None:
+        """Let the worker drop the output with the next batch."""
+        self._dropped.append(self.number)
+
+
 class BatchLane:
     """The lane of a worker's thread that runs batches, one at a time, with its standby.
+
+    The message of a batch is its number, inputs, first stage, number of stages, and the numbers of outputs that the
+    worker may drop. The inputs of stages after the first are numbers of outputs.
 
     Attributes:
         process: that the thread is of.
@@ -100,9 +131,9 @@ class BatchLane:
     def __init__(self, lane: Lane) -> None:
         """Give the lane a standby."""
         self.process = lane.process
-        self.call = lane.call
+        self._call = lane.call
         self._channel, self._numbers = lane.channel, lane.numbers
-        self._standby = StandbyMemory()
+        self._standby = StandbyMemory(shared=shared_memory())
         for file in self._standby.files:
             try:
                 self._channel.send((0, "", ()), file)
@@ -112,12 +143,20 @@ class BatchLane:
         self._closed = self.hangs = False
         self._in_service: _Work | None = None
         self._offered: _Work | None = None
+        self._dropped = deque[int]()  # outputs of stages
+        self._offered_dropped = list[int]()
         self._ended: Callable[[], None] = lambda: None
         self._others: Callable[[], bool] = lambda: False
 
     def __del__(self) -> None:
         """Close the standby."""
         self._standby.close()
+
+    def serve(self, batch: Batch) -> Sequence[Any]:
+        """Run a batch; it blocks. Raises as `Lane.call`."""
+        batch = self._runnable(batch)
+        outputs, _, _ = self._call("serve", *self._message(batch))
+        return self._received(batch, outputs)
 
     def run(self, batch: Batch, ended: Callable[[], None], others: Callable[[], bool]) -> asyncio.Future[Completion]:
         """Run a batch; see `DirectDevice.run`."""
@@ -128,14 +167,15 @@ class BatchLane:
             done.set_exception(WorkerDiedError("the model's process has ended"))
             return done
         self._loop = loop
-        loop.add_reader(self._channel.fileno(), self._on_answer)  # until it ends: `call` may read the answer after it
+        loop.add_reader(self._channel.fileno(), self._on_answer)  # until it ends: `serve` may read the answer after it
         loop.add_reader(self.process.ended, self._on_end)
         self._ended, self._others = ended, others
+        batch = self._runnable(batch)
         work = _Work(next(self._numbers), batch, done)
         self._begin(work)
         if batch.standby is not None:
             batch.standby.worker = self
-        message = work.number, "serve", (list(batch.inputs),)
+        message = work.number, "serve", self._message(batch)
         if _size(batch.inputs) > _LARGE:
             loop.run_in_executor(None, self._send, work, message)
         else:
@@ -149,17 +189,42 @@ class BatchLane:
         running = self._in_service.batch
         if (batch.model, batch.revision) != (running.model, running.revision) or _size(batch.inputs) > _LARGE:
             return False
-        number = next(self._numbers)
-        if not self._standby.offer((number, list(batch.inputs))):
+        batch = self._runnable(batch)
+        number, message = next(self._numbers), self._message(batch)
+        self._offered_dropped = message[-1]
+        if not self._standby.offer((number, *message)):
+            self._dropped.extend(self._offered_dropped)
             return False
         self._offered = _Work(number, batch, done)
         return True
+
+    def _runnable(self, batch: Batch) -> Batch:
+        """The batch, from its first stage on if an output of a former stage is gone with its process."""
+        if all(each.process is self.process for each in batch.inputs if isinstance(each, StageOutput)):
+            return batch
+        return replace(batch, inputs=[each.sample for each in batch.inputs], first_stage=0, stages=batch.last_stage)
+
+    def _message(self, batch: Batch) -> tuple[Any, int, int | None, list[int]]:
+        dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]
+        inputs = [each.number for each in batch.inputs] if batch.first_stage else [*batch.inputs]
+        return inputs, batch.first_stage, batch.stages, dropped
+
+    def _received(self, batch: Batch, outputs: Sequence[Any]) -> Sequence[Any]:
+        """The outputs of a batch; of stages before the last they stay in the worker."""
+        if not outputs or not isinstance(outputs[0], int):
+            return outputs
+        samples = [each.sample if isinstance(each, StageOutput) else each for each in batch.inputs]
+        return [
+            StageOutput(self.process, number, sample, self._dropped)
+            for number, sample in zip(outputs, samples, strict=True)
+        ]
 
     def withdraw(self) -> bool:
         """Withdraw the offer; False if the worker has taken it."""
         withdrawn = self._standby.withdraw()
         if withdrawn:
             self._offered = None
+            self._dropped.extend(self._offered_dropped)
         return withdrawn
 
     def _begin(self, work: "_Work") -> None:
@@ -205,15 +270,21 @@ class BatchLane:
         if work is None or number != work.number:  # of a batch that was given up
             return
         work.answered = True
+        following: _Work | None = None
         if next_started is not None:
-            assert self._offered is not None
-            self._begin(self._offered)
-            self._offered = None
+            following, self._offered = self._offered, None
+            assert following is not None
         if isinstance(answer, SentError):
-            resolve(work.done, received(answer))
+            result: Completion | Exception = received(answer)
         else:
-            rows, started, finished = answer
-            resolve(work.done, Completion(rows, started, finished, next_started))
+            outputs, started, finished = answer
+            outputs = self._received(work.batch, outputs)
+            if following is not None and not following.batch.inputs:
+                following.batch = replace(following.batch, inputs=outputs)
+            result = Completion(outputs, started, finished, next_started)
+        if following is not None:
+            self._begin(following)
+        resolve(work.done, result)
 
     def _on_end(self) -> None:
         """Fail what is in service, once it is known how the process ended."""
@@ -259,5 +330,13 @@ class _Work:
     answered: bool = False
 
 
-def _size(inputs: Sequence[Row]) -> int:
-    return sum(array.nbytes for sample in inputs for array in sample.values())
+def _size(inputs: Sequence[Any]) -> int:
+    """Bytes of inputs that are copied for a batch."""
+    find = shared_memory().contains
+    return sum(array.nbytes for sample in inputs for array in _arrays(sample) if not find(array))
+
+
+def _arrays(sample: Any) -> Iterable[NDArray[Any]]:
+    if isinstance(sample, np.ndarray):
+        return (sample,)
+    return sample.values() if isinstance(sample, Mapping) else ()

@@ -107,12 +107,15 @@ class LastReading:
             loop.call_soon_threadsafe(self._complete.set)
 
 
-def meter_for(device: str) -> EnergyMeter:
-    """The best meter of a device, "cuda:N" or "cpu"; else NoMeter, and the reason is logged. "none": NoMeter."""
+def meter_for(device: str, uuid: str = "") -> EnergyMeter:
+    """The best meter of a device, "cuda:N" with its UUID or "cpu"; else NoMeter, and the reason is logged.
+
+    That of "none" is NoMeter.
+    """
     if device == "none":
         return NoMeter()
     try:
-        meter = _meter(device)
+        meter = _meter(device, uuid)
     except OSError as error:
         level = logging.INFO if device == "cpu" else logging.WARNING  # most virtual machines have no counters
         _log.log(level, "the energy of %s is not measured: %s", device, error)
@@ -123,13 +126,12 @@ def meter_for(device: str) -> EnergyMeter:
     return meter
 
 
-def _meter(device: str) -> EnergyMeter:
-    kind, _, index = device.partition(":")
-    match kind:
+def _meter(device: str, uuid: str) -> EnergyMeter:
+    match device.partition(":")[0]:
         case "cpu":
             return rapl_meter()
         case "cuda":
-            board = open_board(int(index or 0))
+            board = open_board(uuid)
             meter = nvml_meter(board)
             if others := foreign_processes(board):
                 _log.warning(

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 NOT_SUPPORTED, NO_PERMISSION, GPU_LOST = 3, 4, 15
@@ -70,14 +71,25 @@ class Board(Protocol):
 
 
 def foreign_processes(board: Board, own: int | None = None) -> tuple[int, ...]:
-    """Compute processes on the GPU other than `own` (default: this one); none if NVML does not list them.
+    """Compute processes on the GPU other than `own` (default: this one) and its workers; none if NVML lists none.
 
     In a container NVML may list this process by its id on the host, which then counts as another process.
     """
     try:
-        return tuple(sorted(set(board.processes()) - {own or os.getpid()}))
+        return tuple(sorted(pid for pid in set(board.processes()) if not is_own(pid, own or os.getpid())))
     except NvmlError:
         return ()
+
+
+def is_own(pid: int, own: int) -> bool:
+    """Whether a process is `own`, or was started by it."""
+    if pid == own:
+        return True
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return int(stat.rpartition(")")[2].split()[1]) == own
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,18 +126,17 @@ def read_driver(nvml: Any = None) -> Driver:
         return Driver(str(nvml.nvmlSystemGetDriverVersion()), f"{cuda // 1000}.{cuda % 1000 // 10}", gpus)
 
 
-def open_board(index: int) -> Board:
-    """The GPU that torch calls cuda:`index`, found by its UUID, since NVML ignores CUDA_VISIBLE_DEVICES.
+def open_board(uuid: str) -> Board:
+    """The GPU with this UUID: NVML's numbers are others than those of torch, since it ignores CUDA_VISIBLE_DEVICES.
 
     Raises:
         NvmlError: there is no driver, or no such GPU.
     """
     import pynvml
-    import torch
 
     with _converted_errors(pynvml):
         pynvml.nvmlInit()
-        return PynvmlBoard(pynvml, find_handle(pynvml, str(torch.cuda.get_device_properties(index).uuid)))
+        return PynvmlBoard(pynvml, find_handle(pynvml, uuid))
 
 
 def find_handle(nvml: Any, uuid: str) -> Any:

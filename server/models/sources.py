@@ -14,8 +14,9 @@ from typing import Any, NoReturn
 from batchwright.model import Model
 from policies.sample_file import read_sample
 from policies.types import SpecError
-from server.errors import ModelError
+from server.errors import ModelError, WorkerDiedError
 from server.models.images.codec import emulated_model
+from server.models.images.torchvision_names import check_torchvision_name
 from server.models.model import ServedModel
 from server.models.signature import DTYPES
 from server.models.tensors.codec import TensorCodec, check_sample
@@ -24,9 +25,10 @@ from server.models.tensors.upstream_source import Description, UpstreamModel
 from server.models.texts.spec import check_text, is_text, model_settings
 from server.models.upstream_spec import is_upstream, upstreams_of
 from server.models.weights import is_weights_file
-from server.workers.remote_model import open_model
+from server.workers.remote_model import RemoteModel, TorchvisionModel, open_model
+from server.workers.worker import ModelWorker
 
-LoadedModel = tuple[ServedModel[Any], Any]  # with what a device runs: a network, or the TensorSource of a model
+LoadedModel = tuple[ServedModel[Any], Any]  # with its worker; None of a model of another server
 
 
 class ModelSource(ABC):
@@ -105,16 +107,16 @@ class TorchvisionSource(ModelSource):
 
     def check(self, name: str, weights: str, stages: int | None) -> None:
         """Check that there is such a model."""
-        from server.models.images.torchvision_source import check_name
-
-        check_name(self.spec)
+        check_torchvision_name(self.spec)
 
     def load(self, name: str, weights: str, max_batch_size: int, stages: int) -> LoadedModel:
-        """Load the network with its weights."""
-        from server.models.images.torchvision_source import load_image_model
-
-        model, net = load_image_model(self.spec, weights, max_batch_size, stages)
-        return replace(model, name=name), net
+        """Load the network with its weights, in a worker."""
+        worker = ModelWorker(TorchvisionModel(self.spec, weights, max_batch_size, stages))
+        try:
+            model: ServedModel[Any] = worker.describe()
+        except WorkerDiedError as error:
+            raise SpecError(f"{name}: {error} while the network was loaded") from error
+        return replace(model, name=name), worker
 
 
 class TextSource(ModelSource):
@@ -162,7 +164,8 @@ class TensorSource(ModelSource):
         """Describe a model of its own, which the device loads."""
         self._model()
         model, self._spare = self._spare or self._open(), None
-        return self._served(name, max_batch_size, self._file.name, self._platform(), model), self
+        worker = model.worker if isinstance(model, RemoteModel) else None
+        return self._served(name, max_batch_size, self._file.name, self._platform(), model), worker
 
     def emulate(self, name: str, max_batch_size: int) -> ServedModel:
         """The model's tensors, with synthetic outputs."""

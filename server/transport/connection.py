@@ -16,9 +16,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from server.errors import render_error
-from server.transport.body_buffers import BodyBuffers
 from server.transport.connection_limits import ConnectionLimit, TimeLimits, max_connections
-from server.transport.direct_call import CallHead, DirectApp, DirectCall
+from server.transport.direct_call import Buffers, CallHead, DirectApp, DirectCall
 from server.transport.tls import Tls
 
 _log = logging.getLogger("batchwright.connection")
@@ -55,7 +54,7 @@ class Listener:
         tls: the server's certificate; None for plain HTTP.
         direct: serves inference calls without ASGI; None: all requests go through ASGI.
         connections: the limit on the number of connections.
-        buffers: for bodies of direct calls.
+        buffers: memory for the bodies of direct calls.
         received: for all other bytes; each read of a socket is handled before the next.
     """
 
@@ -63,7 +62,7 @@ class Listener:
     tls: Tls | None = None
     direct: DirectApp | None = None
     connections: ConnectionLimit = field(default_factory=ConnectionLimit)
-    buffers: BodyBuffers = field(default_factory=BodyBuffers)
+    buffers: Buffers = lambda size: memoryview(bytearray(size))
     received: memoryview = field(default_factory=lambda: memoryview(bytearray(_RECEIVE_BUFFER)))
 
 

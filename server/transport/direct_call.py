@@ -17,7 +17,6 @@ from typing import Any, Protocol
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from server.transport.body_buffers import BodyBuffer, BodyBuffers
 from server.transport.request import (
     CHUNK,
     Body,
@@ -86,6 +85,9 @@ class DirectConnection(Protocol):
         ...
 
 
+Buffers = Callable[[int], memoryview]  # memory of a size for a body, for as long as something refers to it
+
+
 class DirectCall(CancellableContext):
     """One inference call on its connection; to the connection it is what uvicorn's cycle is for an ASGI request.
 
@@ -96,13 +98,13 @@ class DirectCall(CancellableContext):
     """
 
     __slots__ = (
-        *("_app", "_buffer", "_buffers", "_connection", "_context", "_coroutine", "_first"),
+        *("_app", "_buffers", "_connection", "_context", "_coroutine", "_first"),
         *("_head", "_reads_body", "_view", "keep_alive", "remaining", "response_complete"),
     )
 
     http_version = "1.1"
 
-    def __init__(self, connection: DirectConnection, app: DirectApp, buffers: BodyBuffers, head: CallHead) -> None:
+    def __init__(self, connection: DirectConnection, app: DirectApp, buffers: Buffers, head: CallHead) -> None:
         """The call has arrived with this head."""
         super().__init__("POST", head.path, head.headers, monotonic())
         self._connection = connection
@@ -113,7 +115,6 @@ class DirectCall(CancellableContext):
         self._coroutine: Coroutine[Any, Any, None] | None = None
         self._reads_body = False
         self._first = b""
-        self._buffer: BodyBuffer | None = None
         self._view: memoryview | None = None
         self.keep_alive = head.keep_alive
         self.response_complete = False
@@ -165,8 +166,7 @@ class DirectCall(CancellableContext):
         first, self._first = self._first, b""
         if not self.remaining:
             return first
-        self._buffer = self._buffers.take(length)
-        self._view = self._buffer.view
+        self._view = self._buffers(length)
         self._view[: len(first)] = first
         self._reads_body = True
         self._connection.flow.resume_reading()
@@ -260,9 +260,6 @@ class DirectCall(CancellableContext):
     def _end(self) -> None:
         self._coroutine = self._view = None
         self._first = b""
-        if self._buffer is not None:
-            self._buffer.release()
-            self._buffer = None
         if not (self.response_complete or self._disconnected):
             self._connection.abort()
 

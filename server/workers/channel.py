@@ -1,8 +1,8 @@
 """A channel: messages of any size between two processes, over a socket of packets.
 
-A message is pickled. Large arrays are not copied by pickle: their bytes follow. A message of more than `INLINE` bytes
-is written into memory of its own, which is sent as a file descriptor. Both ends are processes of
-one server and trust each other: pickle would let one run code in the other.
+A message is pickled. Large arrays are not copied by pickle: their bytes follow, or their place in the shared memory.
+A message of more than `INLINE` bytes is written into memory of its own, which is sent as a file descriptor.
+Both ends are processes of one server and trust each other: pickle would let one run code in the other.
 """
 
 import mmap
@@ -12,11 +12,13 @@ import select
 import socket
 import struct
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from server.workers.shared_memory import SharedMemory
 
 INLINE = 2**15  # bytes; less than a third of a socket's default buffer
-_NUMBER = struct.Struct("<Q")  # of the parts, before their sizes
+_NUMBER = struct.Struct("<Q")  # of the parts; size and place of each follow
 _ELSEWHERE = b"\0"  # what is sent of a message that is in memory of its own
 _SMALL = 2**12  # bytes of an array that is copied by pickle
 _FILE = struct.Struct("i")
@@ -27,14 +29,18 @@ _ALIGNMENT = 64  # bytes; numerical libraries expect aligned arrays
 class Channel:
     """One end of a channel; a thread at a time may send, and another one receive."""
 
-    def __init__(self, connection: socket.socket, maps: bool = False) -> None:
+    def __init__(self, connection: socket.socket, maps: bool = False, shared: SharedMemory | None = None) -> None:
         """Use one end of a pair of SOCK_SEQPACKET sockets, which the channel then owns.
 
-        With `maps` large messages are mapped, and not copied. Each mapping keeps a file open as long as an array of
-        the message lives.
+        Args:
+            connection: the socket.
+            maps: whether large messages are mapped, and not copied. Each mapping keeps a file open as long as an array
+                of the message lives.
+            shared: the memory in which arrays need not be sent.
         """
         self._socket = connection
         self._maps = maps
+        self._shared = shared
         self._close = weakref.finalize(self, connection.close)
 
     def send(self, message: Any, file: int | None = None) -> None:
@@ -43,7 +49,7 @@ class Channel:
         Raises:
             OSError: the other end is gone.
         """
-        message_parts = _parts(message)
+        message_parts = _parts(message, self._shared)
         data = _joined(message_parts, INLINE)
         if data is not None:
             self._send(data, [] if file is None else [file])
@@ -92,11 +98,12 @@ class Channel:
             raise EOFError
         file = _FILE.unpack(extra[0][2])[0] if extra else None
         if data != _ELSEWHERE:
-            return unpacked(memoryview(bytearray(data))), file
+            return unpacked(memoryview(bytearray(data)), self._shared), file
         assert file is not None
         memory = file
         try:
-            return unpacked(memoryview(mmap.mmap(memory, 0, mmap.MAP_PRIVATE) if self._maps else _read(memory))), None
+            whole = mmap.mmap(memory, 0, mmap.MAP_PRIVATE) if self._maps else _read(memory)
+            return unpacked(memoryview(whole), self._shared), None
         finally:
             os.close(memory)
 
@@ -116,68 +123,95 @@ class Channel:
         self._close()
 
 
-def channel_pair() -> tuple[Channel, socket.socket]:
-    """A channel, and the socket of its other end."""
+def channel_pair(shared: SharedMemory | None = None) -> tuple[Channel, socket.socket]:
+    """A channel, and the socket of its other end; `shared` as in `Channel`."""
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    return Channel(one), other
+    return Channel(one, shared=shared), other
 
 
-def packed(message: Any, most: int) -> bytearray | None:
+def packed(message: Any, most: int, shared: SharedMemory | None = None) -> bytearray | None:
     """A message as bytes for `unpacked`; None if they are more than `most`."""
-    return _joined(_parts(message), most)
+    return _joined(_parts(message, shared), most)
 
 
-def unpacked(data: memoryview) -> Any:
-    """The message again; its arrays are views of the data."""
+def unpacked(data: memoryview, shared: SharedMemory | None = None) -> Any:
+    """The message again; its arrays are views of the data, or of the shared memory."""
     (count,) = _NUMBER.unpack_from(data)
-    sizes = struct.unpack_from(f"<{count}Q", data, _NUMBER.size)
-    _, starts, _ = _layout(sizes)
-    pickled, *buffers = (data[start : start + size] for start, size in zip(starts, sizes, strict=True))
+    numbers = struct.unpack_from(f"<{2 * count}Q", data, _NUMBER.size)
+    pickled, *buffers = _places(data, numbers, shared)
     return pickle.loads(pickled, buffers=buffers)  # noqa: S301  (of our own process)
 
 
-def _parts(message: Any) -> list[memoryview]:
-    parts = list[memoryview]()
+def _places(data: memoryview, numbers: Sequence[int], shared: SharedMemory | None) -> Iterator[memoryview]:
+    """The parts of a message; `numbers` are the size of each, and its place as in `_Part`."""
+    at = _NUMBER.size * (1 + len(numbers))
+    for size, place in zip(numbers[::2], numbers[1::2], strict=True):
+        if place:
+            assert shared is not None
+            yield shared.at(place - 1, size)
+        else:
+            at = _aligned(at)
+            yield data[at : at + size]
+            at += size
+
+
+class _Part(NamedTuple):
+    """A part of a message: its bytes; 0 if they follow, or 1 + where they are in the shared memory."""
+
+    data: memoryview
+    place: int = 0
+
+
+def _parts(message: Any, shared: SharedMemory | None) -> list[_Part]:
+    parts = list[_Part]()
 
     def keep(buffer: pickle.PickleBuffer) -> bool:
         """Whether a buffer goes into the pickle."""
         raw = buffer.raw()
         if raw.nbytes <= _SMALL:
             return True
-        parts.append(raw)
+        offset = None if shared is None else shared.find(raw)
+        parts.append(_Part(raw, 0 if offset is None else 1 + offset))
         return False
 
     pickled = pickle.dumps(message, protocol=5, buffer_callback=keep)
-    return [memoryview(pickled), *parts]
+    return [_Part(memoryview(pickled)), *parts]
 
 
-def _layout(sizes: Sequence[int]) -> tuple[bytes, list[int], int]:
-    """The head of a message with parts of these sizes, the start of each part, and the end of the last."""
-    head, starts = struct.pack(f"<{1 + len(sizes)}Q", len(sizes), *sizes), list[int]()
-    end = len(head)
-    for size in sizes:
-        starts.append(start := -(-end // _ALIGNMENT) * _ALIGNMENT)
-        end = start + size
-    return head, starts, end
+def _layout(parts: Sequence[_Part]) -> tuple[list[tuple[int, memoryview]], int]:
+    """The bytes of a message, each with its start, and the end of the last."""
+    numbers = [number for part in parts for number in (part.data.nbytes, part.place)]
+    head = memoryview(struct.pack(f"<{1 + len(numbers)}Q", len(parts), *numbers))
+    placed, end = [(0, head)], len(head)
+    for data, place in parts:
+        if not place:
+            start = _aligned(end)
+            placed.append((start, data))
+            end = start + data.nbytes
+    return placed, end
 
 
-def _joined(parts: Sequence[memoryview], most: int) -> bytearray | None:
-    head, starts, end = _layout([part.nbytes for part in parts])
+def _aligned(at: int) -> int:
+    return -(-at // _ALIGNMENT) * _ALIGNMENT
+
+
+def _joined(parts: Sequence[_Part], most: int) -> bytearray | None:
+    placed, end = _layout(parts)
     if end > most:
         return None
     data = bytearray(end)
-    for start, part in zip((0, *starts), (head, *parts), strict=True):
+    for start, part in placed:
         data[start : start + len(part)] = part
     return data
 
 
-def _written(parts: Sequence[memoryview]) -> int:
+def _written(parts: Sequence[_Part]) -> int:
     """Write a message into memory of its own, and return its file descriptor."""
-    head, starts, end = _layout([part.nbytes for part in parts])
+    placed, end = _layout(parts)
     memory = os.memfd_create("batchwright-message", os.MFD_CLOEXEC)
     try:
         os.ftruncate(memory, end)
-        for start, part in zip((0, *starts), (memoryview(head), *parts), strict=True):
+        for start, part in placed:
             _write(memory, part, start)
     except BaseException:
         os.close(memory)

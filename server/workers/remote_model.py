@@ -1,14 +1,52 @@
-"""A model of a user as the main process sees it: its signature, and `decode` and `render` in the model's worker."""
+"""What workers serve, and a model of a user as the main process sees it.
 
+Of the latter it has the signature; `decode` and `render` are called in the model's worker.
+"""
+
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from batchwright.model import Model, Tensor
 from policies.types import SpecError
 from server.errors import WorkerDiedError
-from server.telemetry.logs import log_options
 from server.workers.worker import ModelWorker
+
+
+@dataclass(frozen=True)
+class FileModel:
+    """The model of a file.
+
+    Attributes:
+        spec: FILE.py:CLASS, FILE.pt2 or FILE.onnx, with an absolute path.
+    """
+
+    spec: str
+
+    def __str__(self) -> str:
+        """The file's name, and the class."""
+        return os.path.basename(self.spec)
+
+    @property
+    def needs_torch(self) -> bool:
+        """Whether it is known to."""
+        return self.spec.endswith(".pt2")
+
+
+@dataclass(frozen=True)
+class TorchvisionModel:
+    """A model of torchvision; see `load_image_model`."""
+
+    name: str
+    weights: str
+    max_batch_size: int
+    stages: int
+    needs_torch: ClassVar[bool] = True
+
+    def __str__(self) -> str:
+        """Its name."""
+        return self.name
 
 
 @dataclass(frozen=True)
@@ -76,7 +114,7 @@ def open_model(spec: str) -> RemoteModel:
     Raises:
         SpecError: the file is missing or invalid, or the process ended while it was read.
     """
-    worker = ModelWorker(spec, log_options())
+    worker = ModelWorker(FileModel(spec))
     try:
         described: Description = worker.describe()
     except WorkerDiedError as error:

@@ -10,6 +10,7 @@ import struct
 from typing import Any
 
 from server.workers.channel import packed, unpacked
+from server.workers.shared_memory import SharedMemory
 
 _SIZE = 2**20  # bytes; a larger message is not offered
 _LENGTH = struct.Struct("<Q")
@@ -22,18 +23,19 @@ class StandbyMemory:
         files: descriptors of the memory and of the token.
     """
 
-    def __init__(self, files: tuple[int, int] | None = None) -> None:
-        """Make a place, or use one with these descriptors, which are then owned."""
+    def __init__(self, files: tuple[int, int] | None = None, shared: SharedMemory | None = None) -> None:
+        """Make a place, or use one with these descriptors, which are then owned; `shared` as in `Channel`."""
         if files is None:
             memory = os.memfd_create("batchwright-standby", os.MFD_CLOEXEC)
             os.ftruncate(memory, _SIZE)
             files = memory, os.eventfd(0, os.EFD_NONBLOCK | os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
         self.files = files
+        self._shared = shared
         self._memory = mmap.mmap(files[0], _SIZE)
 
     def offer(self, message: Any) -> bool:
         """Offer a message, after the former one was taken or withdrawn; False if it is too large."""
-        data = packed(message, _SIZE - _LENGTH.size)
+        data = packed(message, _SIZE - _LENGTH.size, self._shared)
         if data is None:
             return False
         _LENGTH.pack_into(self._memory, 0, len(data))
@@ -54,7 +56,8 @@ class StandbyMemory:
         if not self.withdraw():
             return None
         (length,) = _LENGTH.unpack_from(self._memory)
-        return unpacked(memoryview(bytearray(self._memory[_LENGTH.size : _LENGTH.size + length])))
+        data = bytearray(self._memory[_LENGTH.size : _LENGTH.size + length])
+        return unpacked(memoryview(data), self._shared)
 
     def close(self) -> None:
         """Close this end."""

@@ -16,8 +16,10 @@ from itertools import count
 from typing import Any
 
 from server.errors import WorkerDiedError
+from server.telemetry.logs import log_options
 from server.workers.channel import Channel, channel_pair
 from server.workers.errors import SentError, received
+from server.workers.shared_memory import SharedMemory
 
 _log = logging.getLogger("batchwright.worker")
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from server.app.model_process import main; main()"
@@ -72,8 +74,8 @@ class WorkerProcess:
         idle: lanes that no thread uses.
     """
 
-    def __init__(self, *setup: Any) -> None:
-        """Start the process, and send it what it needs to know."""
+    def __init__(self) -> None:
+        """Start the process."""
         self._control, theirs = channel_pair()
         with theirs:
             self._process = _starter().submit(_start, theirs.fileno()).result()
@@ -84,7 +86,13 @@ class WorkerProcess:
         self.idle: deque[Channel] = deque()
         self._channels: weakref.WeakSet[Channel] = weakref.WeakSet()
         with suppress(OSError):  # it has ended; the first call says so
-            self._control.send(setup)
+            self._control.send(log_options(), shared_memory().file)
+
+    def set_model(self, model: Any) -> None:
+        """Say which model the calls are for; those of threads that were started before might come too early."""
+        self.idle.clear()
+        with suppress(OSError):
+            self._control.send(model)
 
     @property
     def runs(self) -> bool:
@@ -93,7 +101,7 @@ class WorkerProcess:
 
     def lane(self) -> Lane:
         """A new thread of the process; without effect if it has ended, which the first call says."""
-        channel, theirs = channel_pair()
+        channel, theirs = channel_pair(shared_memory())
         self._channels.add(channel)
         with theirs, suppress(OSError):
             self._control.send(None, theirs.fileno())
@@ -124,11 +132,11 @@ class ModelWorker:
         last_fault: how the last process ended before its time; None if none did.
     """
 
-    def __init__(self, *setup: Any) -> None:
-        """`setup` is sent to each process at its start."""
+    def __init__(self, model: Any) -> None:
+        """`model` is what the processes serve: a `FileModel` or a `TorchvisionModel`."""
         self.restarts = 0
         self.last_fault: str | None = None
-        self._setup = setup
+        self._model = model
         self._load: tuple[Any, ...] = ()  # arguments of `load`, once the model has been loaded
         self._current: list[WorkerProcess] = []  # none, or one
         self._spare: list[WorkerProcess] = []  # for repeated calls
@@ -226,14 +234,15 @@ class ModelWorker:
             if self._current:
                 self.restarts += 1
                 self.last_fault = self._current[0].end()
-                _log.info("the process of %s is started again", self._setup[0])
+                _log.info("the process of %s is started again", self._model)
             return self._start_in(self._current)
 
     def _start_in(self, place: list[WorkerProcess]) -> WorkerProcess:
         """Start a process, and load the model if it has been loaded before."""
         if self._closed:
             raise WorkerDiedError("the model's process was ended, since the model is unloaded")
-        process = WorkerProcess(*self._setup)
+        process = _idle_process(self._model.needs_torch) or WorkerProcess()
+        process.set_model(self._model)
         place[:] = [process]  # before it is loaded, so that `close` ends a load that hangs
         if self._load:
             self._loaded(process)
@@ -247,6 +256,36 @@ class ModelWorker:
             process.end()
             raise
         process.batches = lane
+
+
+_idle: list[WorkerProcess] = []  # which has imported torch, and has no model yet
+
+
+def find_in_worker(spec: str) -> Any:
+    """The device of a spec as torch finds it, a `RealDevice`. The process is kept for a model until `end_idle`.
+
+    Raises:
+        SpecError: there is no such device.
+        WorkerDiedError: the process ended.
+    """
+    if not _idle:
+        _idle.append(WorkerProcess())
+    return _call(_idle[0], "find_device", (spec,))
+
+
+def end_idle() -> None:
+    """End the process that no model has used."""
+    _end_all(_idle)
+
+
+def _idle_process(needs_torch: bool) -> WorkerProcess | None:
+    return _idle.pop() if needs_torch and _idle and _idle[0].runs else None
+
+
+@cache
+def shared_memory() -> SharedMemory:
+    """The memory that this process shares with its workers."""
+    return SharedMemory()
 
 
 def _call(process: WorkerProcess, method: str, arguments: tuple[Any, ...]) -> Any:

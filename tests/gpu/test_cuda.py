@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from server.backends.torch_device import Precision, resolve_device
+from server.backends.real_device import Precision
+from server.backends.torch_device import resolve_device
 from server.models.images.codec import ImageCodec, Pixels, synthetic_images
 from tests.support.closeness import BOUNDS, logits, relative_l2
 
@@ -21,7 +22,7 @@ def images(count: int) -> list[Pixels]:
 def test_outputs_are_the_cpus_within_the_precision_and_independent_of_the_batch_size(
     name: str, precision: Precision
 ) -> None:
-    place, _ = resolve_device("cuda:0")
+    place = torch.device(resolve_device("cuda:0").place)
     exact = logits(name, images(8), CPU, "fp32")
     batched = logits(name, images(8), place, precision)
     assert relative_l2(batched, exact) < BOUNDS[precision]
@@ -30,7 +31,7 @@ def test_outputs_are_the_cpus_within_the_precision_and_independent_of_the_batch_
 
 
 def test_automatic_precision_has_the_error_of_fp16() -> None:
-    place, _ = resolve_device("cuda:0")
+    place = torch.device(resolve_device("cuda:0").place)
     exact = logits("resnet18", images(4), CPU, "fp32")
     automatic, fp16, bf16 = (
         relative_l2(logits("resnet18", images(4), place, precision), exact) for precision in ("auto", "fp16", "bf16")

@@ -19,7 +19,6 @@ from server.backends.cuda.runtime import CudaRuntime
 from server.backends.cuda.uploads import UploadedSample
 from server.backends.executor import Batch, Standby, ThreadExecutor
 from server.backends.model_devices import ModelDevices
-from server.backends.torch_device import resolve_device
 from server.backends.torch_images import make_image_device
 from server.errors import NotFiniteError
 from server.models.images.codec import Pixels, synthetic_images
@@ -35,7 +34,7 @@ _Loaded = tuple[ServedModel[Any], PixelNet]
 def loaded(request: pytest.FixtureRequest) -> _Loaded:
     """The model on the GPU, fp16."""
     model, net = load_image_model(request.param, "random", LARGEST)
-    net.move_to(resolve_device("cuda:0")[0], torch.float16)
+    net.move_to(torch.device("cuda:0"), torch.float16)
     torch.backends.cudnn.benchmark = True
     torch.cuda.synchronize()
     return model, net
@@ -57,7 +56,7 @@ def expected(loaded: _Loaded, samples: Sequence[Pixels]) -> NDArray[np.float32]:
 @pytest.fixture
 def device(loaded: _Loaded, caplog: pytest.LogCaptureFixture) -> GraphDevice:
     caplog.set_level(logging.WARNING)
-    return GraphDevice(*loaded, CudaRuntime(resolve_device("cuda:0")[0]))
+    return GraphDevice(*loaded, CudaRuntime(torch.device("cuda:0")))
 
 
 def assert_close(outputs: Sequence[Any], expected: NDArray[np.float32]) -> None:
@@ -132,7 +131,7 @@ def test_all_implementations_have_close_logits_and_outputs_that_are_not_finite_a
     loaded: _Loaded, samples: list[Pixels]
 ) -> None:
     model, net = loaded
-    runtime = CudaRuntime(resolve_device("cuda:0")[0])
+    runtime = CudaRuntime(torch.device("cuda:0"))
     batches = networks.reference_batches(net, runtime, samples)
     choice = networks.choose(
         networks.implementations(net), lambda network: networks.seconds_per_batch(network, runtime, batches, 0.1)
@@ -146,7 +145,7 @@ def test_all_implementations_have_close_logits_and_outputs_that_are_not_finite_a
 
 def test_whole_server_path_has_the_logits_of_the_cpu(samples: list[Pixels], loaded: _Loaded) -> None:
     name = loaded[0].name
-    exact = make_image_device([load_image_model(name, "random")], torch.device("cpu"), "fp32")
-    graphs = GraphDevice(*loaded, CudaRuntime(resolve_device("cuda:0")[0]))
+    exact = make_image_device(*load_image_model(name, "random"), torch.device("cpu"), "fp32")
+    graphs = GraphDevice(*loaded, CudaRuntime(torch.device("cuda:0")))
     outputs = exact.serve(Batch(name, samples[:4]))
     assert_close(graphs.serve(Batch(name, samples[:4])), np.stack(outputs))

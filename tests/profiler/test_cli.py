@@ -334,7 +334,7 @@ def test_without_network_pretrained_weights_are_an_error(run: Run, monkeypatch: 
     monkeypatch.setattr("server.models.weights.urlopen", no_network)
     code, out, err = run("squeezenet1_1", "--device", "cpu", "--weights", "pretrained")
     assert (code, out) == (2, "")
-    assert "no weights for squeezenet1_1: the download failed (no network)" in err.splitlines()[-1]
+    assert "no weights for squeezenet1_1: the download failed (" in err.splitlines()[-1]
 
 
 @pytest.mark.parametrize("flag", ["--output", "--plot"])

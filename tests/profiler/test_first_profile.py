@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-import torch
 
 from batchwright import Model, Tensor
 from policies.files import cache_folder
@@ -18,7 +17,6 @@ from profiler import cache
 from profiler.cache import CacheKey
 from profiler.first_profile import FirstProfiles, _key, _profile_model, cold_copies, first_profile, make_subject
 from profiler.preflight import NOTHING_FOUND, Findings
-from server.backends import torch_device
 from server.backends.buckets import bucket_sizes
 from server.backends.executor import Batch, Completion
 from server.config import load_settings
@@ -26,6 +24,7 @@ from server.energy.meters import CountingMeter, NoMeter
 from server.models.images.codec import emulated_model
 from server.models.model import ServedModel
 from server.models.tensors.codec import TensorCodec
+from tests.support.gpu import pretend_to_have_a_gpu
 from tests.support.timeline import Timeline
 
 KEY = CacheKey("net", "Some CPU", 4, "fp32")
@@ -208,7 +207,7 @@ def test_on_a_device_that_pads_only_buckets_are_measured_and_the_profile_is_cut_
             self.sizes.add(len(batch.inputs))
             return completed(batch.inputs, 0.2e-3 + 0.018e-3 * len(batch.inputs))
 
-    monkeypatch.setattr(torch_device, "resolve_device", lambda _: (torch.device("cuda", 0), "Some GPU"))
+    pretend_to_have_a_gpu(monkeypatch)
     settings, executor = load_settings({"models": ["resnet18"]}, None), Graphs()
     profile = FirstProfiles().cached_or_measured(settings, emulated_model("resnet18", 128), executor, NoMeter())
     assert executor.sizes == set(bucket_sizes(128))

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from server.backends.executor import Batch
-from server.backends.torch_device import Precision
+from server.backends.real_device import Precision
 from server.backends.torch_images import make_image_device
 from server.models.images.torchvision_source import load_image_model
 
@@ -34,6 +34,6 @@ def logits(name: str, images: Sequence[Any], place: torch.device, precision: Pre
     for classifier in [module for module in net.modules() if isinstance(module, nn.Linear)][-1:]:
         with torch.no_grad():
             classifier.bias.zero_()
-    device = make_image_device([(model, net)], place, precision)
+    device = make_image_device(model, net, place, precision)
     batches = [[image] for image in images] if split else [list(images)]
     return np.concatenate([np.stack(device.serve(Batch(name, batch))) for batch in batches])

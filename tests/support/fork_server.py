@@ -41,7 +41,6 @@ _IMPORTED = (  # all but the module itself, and what these import while a server
     "typer",
     "uvicorn.lifespan.on",
 )
-_ON_A_DEVICE = ("torch", "server.backends.loading")  # what a server with a real device imports as well
 _MOST = 2**17  # bytes of a message, which contains the environment
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 _COMM = Path("/proc/self/comm")  # the name of a process, which a forked one has from its parent
@@ -146,17 +145,15 @@ def _fork_server(*imported: str) -> _ForkServer:
 
 
 def import_early() -> None:
-    """Start both fork servers, so that their imports do not delay the first tests."""
+    """Start the fork server, so that its imports do not delay the first tests."""
     _fork_server(*_IMPORTED)
-    _fork_server(*_IMPORTED, *_ON_A_DEVICE)
 
 
 def _start(
     line: Sequence[str], environment: Mapping[str, str] = MappingProxyType({}), out: int = 1, err: int = 2
 ) -> ForkedProcess:
     """Start a module with its arguments."""
-    imported = (*_IMPORTED, *(_ON_A_DEVICE if "cpu" in line else ()))
-    return _fork_server(*imported).start(line, {**os.environ, **environment}, out, err)
+    return _fork_server(*_IMPORTED).start(line, {**os.environ, **environment}, out, err)
 
 
 def start_process(

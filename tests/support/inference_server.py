@@ -24,6 +24,7 @@ from server.transport.memory_budget import MemoryBudget
 from server.transport.middleware import RequestMiddleware
 from server.transport.request import JSON_CONTENT, AsgiContext, BodyLimit, Handler, RequestContext, client_timeout
 from server.transport.tls import Tls
+from server.workers.worker import shared_memory
 
 KEYS = f"""
 user    predict  {sha256(b"user").hexdigest()}
@@ -195,7 +196,9 @@ async def serving(
     )
     config = uvicorn.Config(middleware, ws="none", log_config=None, access_log=False)
     config.load()
-    listener = Listener(limits or TimeLimits(), tls, middleware if direct else None, ConnectionLimit())
+    listener = Listener(
+        limits or TimeLimits(), tls, middleware if direct else None, ConnectionLimit(), shared_memory().buffer
+    )
     state = ServerState()
     create = partial(protocol_factory(listener), config=config, server_state=state, app_state={}, _loop=loop)
     server = Server(served, listener, state, create, errors)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +19,6 @@ from loadgen.cli import main as generate_load
 from policies.cli import main as solve_policy
 from profiler.cli import main as profile_model
 from server.cli import main as serve_model
-from server.energy.nvml import Driver
 from tests.support.http_client import fetch
 
 COMMANDS = {
@@ -40,8 +39,7 @@ MISTAKES = {
     "serve-model googlenett": "no torchvision classification model 'googlenett'; there is googlenet",
     "serve-model googlenet --policy greddy": "unknown policy 'greddy': choose one of greedy",
     "serve-model googlenet --device gpu": "no device 'gpu'; give auto, cpu, cuda:N or emulated:PROFILE",
-    "serve-model googlenet --device cuda:9": "no CUDA device 9 among the .*; give ",
-    "serve-model googlenet --device cuda": r"\(driver 535.104.05, .* built for CUDA 13.0; update the driver, or",
+    "serve-model googlenet --device cuda:9": "no CUDA device 9: this machine has no driver of a GPU; give cpu or auto",
     "serve-model googlenet --device emulated:p4": "no profile 'p4' .*: give a readable file, or one of googlenet-h100",
     "serve-model m=nofile.py:Model": "no file '.*nofile.py'; give NAME=FILE.py:CLASS",
     "serve-model m=model.py:Model": "has no class 'Model' derived from batchwright.Model; give ",
@@ -51,10 +49,10 @@ MISTAKES = {
     "serve-model m=nofile.pt2": "no file '.*nofile.pt2'; give NAME=FILE.pt2",
     "serve-model m=oip:localhost:8000/m": "not the URL of a model; give NAME=oip:http://HOST:PORT/MODEL",
     "serve-model googlenet --weights none.pth": "no weights file 'none.pth'; give pretrained, auto, random",
-    ON_CPU: r"no weights for squeezenet1_1: the download failed \(no network\); put https://.* into .*, or give",
+    ON_CPU: r"no weights for squeezenet1_1: the download failed \(.*\); put https://.* into .*, or give",
     f"{ON_CPU} --weights bad.json": "weights 'bad.json' cannot be read .*; give a readable file of model.state_dict",
     f"{ON_CPU} --weights other.pth": "weights 'other.pth' do not fit squeezenet1_1: Missing .*; give a state dict of",
-    f"{ON_CPU} --weights locked.pth": r"'locked.pth' cannot be read \(Permission denied\); give a readable file",
+    f"{ON_CPU} --weights damaged.pth": r"'damaged.pth' cannot be read \(.*\); give a readable file",
     OWN.format("Wide"): r"output y of shape \[32, 3\]; the batch takes \[32, 2\]$",
     OWN.format("Misnamed"): "the model returned no output y$",
     OWN.format("Double"): "the model returned output y as float64; its datatype is FP32$",
@@ -228,13 +226,9 @@ def without_rights(function: Callable[..., Any]) -> Callable[..., Any]:
     return opened
 
 
-def no_network(url: str, **_: float) -> NoReturn:
-    raise OSError("no network")
-
-
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A current directory with broken files and files without rights; no network, and an old driver.
+    """A current directory with broken files and files without rights; no network, and no GPU.
 
     serve-model must not end the tests' process.
     """
@@ -248,16 +242,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "locked").mkdir()
     for name in ("locked.yaml", "locked.png"):
         (tmp_path / name).touch()
-    for name in ("other.pth", "locked.pth"):
-        torch.save({"weight": torch.zeros(1)}, tmp_path / name)
+    torch.save({"weight": torch.zeros(1)}, tmp_path / "other.pth")
+    (tmp_path / "damaged.pth").write_bytes(b"weights")
     monkeypatch.chdir(tmp_path)
     functions: dict[str, Callable[..., Any]] = {"builtins.open": open, "io.open": io.open, "os.open": os.open}
     for name, function in functions.items():
         monkeypatch.setattr(name, without_rights(function))  # since root has the rights to all files
-    monkeypatch.setattr("server.models.weights.urlopen", no_network)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr("server.backends.torch_device.read_driver", lambda: Driver("535.104.05", "12.2", ("GPU",)))
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # no network, in workers neither
+    monkeypatch.setattr("server.backends.real_device._DRIVERS", ())
     monkeypatch.setattr(os, "_exit", sys.exit)
     monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
     monkeypatch.setattr("server.cli.exit_on_sigterm", lambda: None)

@@ -1,7 +1,8 @@
-"""Processes of users' models: what their deaths do to a server under load, and what the main process has of them."""
+"""Processes of models: what their deaths do to a server under load, and what the main process has of them."""
 
 import os
 import signal
+import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -11,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks.support.harness import Server, serving
-from tests.support.http_client import fetch
+from benchmarks.support.harness import Server, running, serving
+from tests.support.http_client import fetch, photograph
 from tests.support.logged_server import logged_server, until
 
 CODE = """
@@ -99,3 +100,31 @@ def test_the_main_process_never_imports_the_file_and_workers_end_with_it(folder:
         assert server.logged("--gateways 2 has no effect")
         server.process.kill()
         until(lambda: not psutil.pid_exists(pid))
+
+
+LISTING = """
+import signal, sys
+signal.signal(signal.SIGUSR1, lambda *_: open({file!r}, "w").write("\\n".join([*sys.modules, ""])))
+from batchwright.commands import serve_model
+serve_model()
+"""
+
+
+def test_the_main_process_imports_neither_torch_nor_a_users_file_and_a_network_that_dies_is_loaded_again(
+    folder: Path,
+) -> None:
+    code = LISTING.format(file=str(folder / "modules"))
+    models = "squeezenet1_1", f"one={folder}/one.py:Mine"
+    with running(sys.executable, "-c", code, *models, *FLAGS, "--weights", "random") as server:
+        picture = fetch(server.url, "/predict/squeezenet1_1", photograph()).json["predictions"]
+        assert fetch(server.url, "/predict/one", b"3").json["outputs"] == 6.0
+        pid = worker(server, "squeezenet1_1")["pid"]
+        os.kill(pid, signal.SIGKILL)
+        assert fetch(server.url, "/predict/squeezenet1_1", photograph()).json["predictions"] == picture
+        after = worker(server, "squeezenet1_1")
+        assert (after["restarts"], after["last_fault"], after["pid"] != pid) == (1, "was killed by SIGKILL", True)
+        os.kill(server.process.pid, signal.SIGUSR1)
+        until(lambda: (folder / "modules").exists() and (folder / "modules").read_text().endswith("\n"))
+        modules = {name.partition(".")[0] for name in (folder / "modules").read_text().split()}
+        assert {"server", "uvicorn"} <= modules
+        assert modules.isdisjoint({"torch", "torchvision", "transformers", "onnxruntime", "one"})

@@ -1,8 +1,11 @@
 """Names of torchvision's classification models, without its import, which takes seconds."""
 
+import difflib
 import re
 from importlib.util import find_spec
 from pathlib import Path
+
+from policies.types import SpecError
 
 _REGISTERED = re.compile(r"^@register_model\(\)\n(?:@.*\n)*def (\w+)\(", re.MULTILINE)
 
@@ -18,3 +21,16 @@ def torchvision_names() -> list[str]:
         except (OSError, ValueError):
             continue
     return sorted(names)
+
+
+def check_torchvision_name(name: str) -> None:
+    """Check that torchvision has a classification model of that name, as far as its source files can be read.
+
+    Raises:
+        SpecError: it has none; the message lists similar names.
+    """
+    known = torchvision_names()
+    if known and name not in known:
+        folder = f"; for the text model in the folder of that name give ./{name}" if Path(name).is_dir() else ""
+        similar = difflib.get_close_matches(name, known, 5, 0.4) or known[::16]
+        raise SpecError(f"no torchvision classification model {name!r}; there is {', '.join(similar)}, ...{folder}")

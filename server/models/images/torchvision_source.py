@@ -1,9 +1,8 @@
 """torchvision's classification models by name, with pretrained, own or random weights, ready for inference.
 
-Imported only for a real device, since torch and torchvision take seconds to import.
+Imported in workers, since torch and torchvision take seconds to import.
 """
 
-import difflib
 import logging
 import re
 import warnings
@@ -21,6 +20,7 @@ from torch import Tensor, fx, nn
 
 from policies.types import SpecError
 from server.models.images.codec import ImageCodec, synthetic_images
+from server.models.images.torchvision_names import check_torchvision_name
 from server.models.images.torchvision_stages import split_into_stages
 from server.models.model import ServedModel
 from server.models.weights import WeightsError, fetch_weights, is_weights_file
@@ -165,22 +165,8 @@ def _define_missing_operators() -> None:
             )
 
 
-def check_name(name: str) -> None:
-    """Check that torchvision has a classification model of that name.
-
-    Raises:
-        SpecError: it has none; the message lists similar names.
-    """
-    models = import_torchvision_models()
-    known = models.list_models(module=models)
-    if name not in known:
-        folder = f"; for the text model in the folder of that name give ./{name}" if Path(name).is_dir() else ""
-        similar = difflib.get_close_matches(name, known, 5, 0.4) or known[::16]
-        raise SpecError(f"no torchvision classification model {name!r}; there is {', '.join(similar)}, ...{folder}")
-
-
 def _metadata(name: str) -> _Metadata:
-    check_name(name)
+    check_torchvision_name(name)
     models = import_torchvision_models()
     weights = models.get_model_weights(name).DEFAULT
     preset = weights.transforms()

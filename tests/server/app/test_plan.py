@@ -7,14 +7,13 @@ from math import inf
 from pathlib import Path
 
 import pytest
-import torch
 
 from policies.profile import Profile, load_profile
 from policies.types import SpecError
 from server.app.plan import DevicePlan, ServerPlan, make_plan
-from server.backends import torch_device
 from server.config import Settings, SettingsResult, read_settings
 from tests.support.fake_upstream import metadata, upstream
+from tests.support.gpu import pretend_to_have_a_gpu
 
 P4 = "emulated:googlenet-tesla-p4"
 
@@ -209,7 +208,7 @@ def test_all_errors_are_reported_together() -> None:
 
 
 def test_on_cuda_images_are_measured_up_to_128_and_texts_and_stages_up_to_32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_device, "resolve_device", lambda _: (torch.device("cuda", 0), "a GPU"))
+    pretend_to_have_a_gpu(monkeypatch)
 
     def largest(**flags: object) -> int:
         return device_plan(device="cuda:0", policy=["greedy"], **flags).max_batch_size("googlenet")

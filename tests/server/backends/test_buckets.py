@@ -3,14 +3,13 @@
 from itertools import pairwise
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.profile import Profile
-from server.backends import torch_device
 from server.backends.buckets import bucket_sizes, earned_batch_size, padded, pads_to_buckets
 from server.models.sources import source_of
+from tests.support.gpu import pretend_to_have_a_gpu
 
 
 def test_there_are_20_buckets_up_to_128_and_12_up_to_32() -> None:
@@ -76,5 +75,5 @@ def test_whole_networks_of_images_are_padded_on_cuda(
 ) -> None:
     assert not pads_to_buckets("cpu", source_of(spec), stages, optimise)
     assert not pads_to_buckets("emulated:googlenet-tesla-p4", source_of(spec), stages, optimise)
-    monkeypatch.setattr(torch_device, "resolve_device", lambda _: (torch.device("cuda", 0), "a GPU"))
+    pretend_to_have_a_gpu(monkeypatch)
     assert pads_to_buckets("auto", source_of(spec), stages, optimise) == pads

@@ -1,4 +1,4 @@
-"""Trimming and keeping of glibc's heap."""
+"""Trimming of glibc's heap."""
 
 import asyncio
 from contextlib import suppress
@@ -6,10 +6,10 @@ from contextlib import suppress
 import pytest
 
 from server.backends import glibc_heap
-from server.backends.glibc_heap import Heap
+from server.backends.glibc_heap import trim_periodically
 
 
-def _count_trims(monkeypatch: pytest.MonkeyPatch, heap: Heap, counts: list[int]) -> int:
+def _count_trims(monkeypatch: pytest.MonkeyPatch, counts: list[int]) -> int:
     """The number of trims; the count of requests is read once at the start and once after each interval."""
     trims: list[int] = []
     monkeypatch.setattr(glibc_heap, "_libc_function", lambda name: trims.append if name == "malloc_trim" else None)
@@ -21,18 +21,12 @@ def _count_trims(monkeypatch: pytest.MonkeyPatch, heap: Heap, counts: list[int])
         raise EOFError
 
     with suppress(EOFError):
-        asyncio.run(heap.trim_periodically(requests, interval=0.0))
+        asyncio.run(trim_periodically(requests, interval=0.0))
     return len(trims)
 
 
 def test_the_heap_is_trimmed_once_after_each_interval_with_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _count_trims(monkeypatch, Heap(), [0, 0, 5, 5, 5, 9, 9]) == 2
-
-
-def test_a_heap_that_keeps_freed_memory_is_never_trimmed(monkeypatch: pytest.MonkeyPatch) -> None:
-    heap = Heap()
-    heap.keep_freed()
-    assert _count_trims(monkeypatch, heap, [0, 1, 2]) == 0
+    assert _count_trims(monkeypatch, [0, 0, 5, 5, 5, 9, 9]) == 2
 
 
 def test_malloc_trim_of_this_machine_can_be_called() -> None:

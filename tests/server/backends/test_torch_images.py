@@ -14,14 +14,8 @@ from policies.types import SpecError
 from server.backends import torch_device, torch_images
 from server.backends.activations import ActivationBuffers, ActivationRow
 from server.backends.executor import Batch, ThreadExecutor
-from server.backends.torch_device import (
-    Precision,
-    cpu_threads,
-    describe_unusable_gpu,
-    device_settings,
-    resolve_device,
-    resolve_precision,
-)
+from server.backends.real_device import Precision, cpu_threads, device_settings, find_device, resolve_precision
+from server.backends.torch_device import describe_unusable_gpu, resolve_device
 from server.backends.torch_images import ImageDevice, make_image_device, place
 from server.backends.torch_texts import TextDevice
 from server.backends.warm_up import warm_up
@@ -46,10 +40,15 @@ def models() -> Iterator[dict[str, ServedModel[ImageCodec]]]:
 
 
 @pytest.fixture(scope="module")
-def device(models: dict[str, ServedModel[ImageCodec]]) -> ImageDevice:
+def devices(models: dict[str, ServedModel[ImageCodec]]) -> dict[str, ImageDevice]:
     loaded = [load_image_model(name, "random", max_batch_size=5) for name in NAMES]
     models.update({model.name: model for model, _ in loaded})
-    return make_image_device(loaded, torch.device("cpu"))
+    return {model.name: make_image_device(model, net, torch.device("cpu")) for model, net in loaded}
+
+
+@pytest.fixture(scope="module")
+def device(devices: dict[str, ImageDevice]) -> ImageDevice:
+    return devices["resnet18"]
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +58,9 @@ def samples(device: ImageDevice, models: dict[str, ServedModel[ImageCodec]]) -> 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_in_a_batch_equal_those_of_each_sample_alone(
-    device: ImageDevice, samples: list[Pixels], name: str
+    devices: dict[str, ImageDevice], samples: list[Pixels], name: str
 ) -> None:
+    device = devices[name]
     together = np.stack(device.serve(Batch(name, samples)))
     alone = np.stack([device.serve(Batch(name, [sample]))[0] for sample in samples])
     largest = np.abs(alone).max()
@@ -104,7 +104,7 @@ def failing(device: ImageDevice, error: Exception | None) -> ImageDevice:
             raise error
         return torch.full((len(gather()), 1000), float("nan"))
 
-    return ImageDevice(device._models, run, device._device)
+    return ImageDevice(device._model, run, device._device)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_errors_are_translated_by_type(
 
 
 def test_batches_merge_and_split_between_stages(samples: list[Pixels]) -> None:
-    staged = make_image_device([load_image_model("resnet18", "random", 5, stages=4)], torch.device("cpu"))
+    staged = make_image_device(*load_image_model("resnet18", "random", 5, stages=4), torch.device("cpu"))
     whole = np.stack(staged.serve(Batch("resnet18", samples)))
 
     def run(inputs: Sequence[Any], first: int, stages: int | None) -> list[Any]:
@@ -208,9 +208,9 @@ def test_a_value_that_is_not_finite_is_infinitely_far() -> None:
 
 
 def test_automatic_precision_is_fp16_on_cuda_and_fp32_on_the_cpu() -> None:
-    assert resolve_precision("auto", torch.device("cuda", 1)) == "fp16"
-    assert resolve_precision("auto", torch.device("cpu")) == "fp32"
-    assert resolve_precision("bf16", torch.device("cuda")) == "bf16"
+    assert resolve_precision("auto", is_cuda=True) == "fp16"
+    assert resolve_precision("auto", is_cuda=False) == "fp32"
+    assert resolve_precision("bf16", is_cuda=True) == "bf16"
 
 
 def test_text_networks_may_use_tf32_on_cuda_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,21 +223,22 @@ def test_text_networks_may_use_tf32_on_cuda_only(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_cpu_has_a_display_name() -> None:
-    place, name = resolve_device("cpu")
-    assert place == torch.device("cpu")
-    assert name == name.strip() != ""
-    assert device_settings(place) == f"fp32, {cpu_threads()} threads"
+    found = find_device("cpu")
+    assert found.place == "cpu"
+    assert found.name == found.name.strip() != ""
+    assert device_settings(found) == f"fp32, {cpu_threads()} threads"
 
 
 @pytest.mark.parametrize("spec", ["gpu", "cuda:x", "cuda:", "cuda:99", "", "cpu:0", "emulated:googlenet-tesla-p4"])
 def test_an_invalid_or_missing_device_is_rejected(spec: str) -> None:
     with pytest.raises(SpecError):
-        resolve_device(spec)
+        find_device(spec)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="auto is the GPU here")
 def test_auto_is_the_cpu_without_a_gpu() -> None:
     assert resolve_device("auto") == resolve_device("cpu")
+    assert find_device("auto") == find_device("cpu")
     with pytest.raises(SpecError, match="no CUDA device 0 among the 0"):
         resolve_device("cuda")
 

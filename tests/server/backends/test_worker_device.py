@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -43,8 +44,8 @@ def devices(tmp_path: Path) -> Iterator[dict[str, WorkerDevice]]:
     found = {}
     for name in ("m", "n"):
         (tmp_path / f"{name}.py").write_text(CODE)
-        served, _ = source_of(f"{tmp_path}/{name}.py:Mine").load(name, "pretrained", 8, 1)
-        found[name] = WorkerDevice(served, "cpu")
+        _, worker = source_of(f"{tmp_path}/{name}.py:Mine").load(name, "pretrained", 8, 1)
+        found[name] = WorkerDevice(name, worker, "cpu")
         found[name].load()
     yield found
     for device in found.values():
@@ -162,7 +163,8 @@ def test_a_launch_that_the_worker_took_before_it_died_fails_at_once(
             following: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
             standby.offer(second, following)
             await asyncio.sleep(pause)
-            os.kill(devices["m"].facts()["pid"], signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it had been dying when the restart found it running
+                os.kill(devices["m"].facts()["pid"], signal.SIGKILL)
             ended: list[Any] = [*await asyncio.wait_for(asyncio.gather(running, return_exceptions=True), 10.0)]
             if standby.withdraw():
                 assert not following.done()
@@ -177,8 +179,8 @@ def test_a_launch_that_the_worker_took_before_it_died_fails_at_once(
 
 def test_an_exception_of_load_names_the_line(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(CODE)
-    served, _ = source_of(f"{tmp_path}/own.py:Mine").load("own", "pretrained", 8, 1)
-    device = WorkerDevice(served, "cuda:7")
+    _, worker = source_of(f"{tmp_path}/own.py:Mine").load("own", "pretrained", 8, 1)
+    device = WorkerDevice("own", worker, "cuda:7")
     with pytest.raises(SpecError, match=r"loading own failed: own.py line 9: RuntimeError: no such device"):
         device.load()
     device.end()

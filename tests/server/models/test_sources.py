@@ -14,7 +14,7 @@ import torch
 from batchwright import BadInput, Model, Tensor
 from policies.types import SpecError
 from server.errors import BadInputError
-from server.models.sources import read_again, source_of
+from server.models.sources import TensorSource, read_again, source_of
 
 HEAD = "from batchwright import Model, Tensor\n"
 VALID = """
@@ -183,10 +183,10 @@ def test_an_exported_program_gives_its_signature_and_its_largest_batch(tmp_path:
     source = source_of(export(tmp_path / "net.pt2", {"x": {0: batch}, "y": {0: batch}}))
     source.check("m", "pretrained", None)
     assert source.max_batch_size == 16
-    served, made = source.load("m", "pretrained", 32, 1)
+    served, _ = source.load("m", "pretrained", 32, 1)
     assert str(served.signature.inputs[0]) == "`x` as FP32 [-1, 4]"
     assert [str(output) for output in served.signature.outputs] == ["`sum` as FP32 [-1, 2]", "`long` as INT64 [-1]"]
-    model: Model = made.make()
+    model: Model = TensorSource(source.spec).make()
     model.load("cpu")
     for size in (1, 3, 16):
         outputs = model.run(x=torch.ones(size, 4), y=torch.zeros(size, 2))
@@ -203,11 +203,11 @@ def test_a_program_called_by_keywords_and_with_varying_shapes(tmp_path: Path) ->
         Mean(), (), {"words": torch.zeros(2, 5, dtype=torch.int32)}, dynamic_shapes={"words": {0: batch, 1: length}}
     )
     torch.export.save(program, tmp_path / "mean.pt2")
-    served, made = source_of(str(tmp_path / "mean.pt2")).load("m", "pretrained", 32, 1)
+    served, _ = source_of(str(tmp_path / "mean.pt2")).load("m", "pretrained", 32, 1)
     assert str(served.signature.inputs[0]) == "`words` as INT32 [-1, -1]"
     assert [output.name for output in served.signature.outputs] == ["output"]
     assert served.codec.varies_in_shape
-    model = made.make()
+    model = TensorSource(str(tmp_path / "mean.pt2")).make()
     model.load("cpu")
     assert model.run(words=torch.full((3, 7), 2, dtype=torch.int32))["output"].tolist() == [[2.0]] * 3
 
@@ -230,10 +230,10 @@ def test_an_onnx_file_gives_its_signature_and_the_same_outputs(tmp_path: Path) -
     batch = torch.export.Dim("batch", max=16)
     torch.manual_seed(0)
     source = source_of(onnx_file(tmp_path / "net.onnx", {"x": {0: batch}, "y": {0: batch}}))
-    served, made = source.load("m", "pretrained", 32, 1)
+    served, _ = source.load("m", "pretrained", 32, 1)
     assert str(served.signature.inputs[1]) == "`y` as FP32 [-1, 2]"
     assert [output.name for output in served.signature.outputs] == ["sum", "long"]
-    model = made.make()
+    model = TensorSource(source.spec).make()
     model.load("cpu")
     outputs = model.run(x=np.ones((3, 4), np.float32), y=np.ones((3, 2), np.float32))
     assert outputs["long"].tolist() == [1, 1, 1]
@@ -310,7 +310,7 @@ def test_a_program_that_does_not_take_a_shape_is_bad_input(tmp_path: Path) -> No
 
     batch, half = torch.export.Dim("batch"), torch.export.Dim("half", max=64)
     path = export(tmp_path / "halves.pt2", {"x": {0: batch, 1: 2 * half}}, Halves(), (torch.zeros(2, 6),))
-    model = source_of(path).load("m", "pretrained", 8, 1)[1].make()
+    model = TensorSource(path).make()
     model.load("cpu")
     assert model.run(x=torch.ones(3, 8))["output"].tolist() == [[2.0] * 4] * 3
     with pytest.raises(BadInputError, match=r"does not take samples of these shapes: x \[7\]"):
@@ -324,15 +324,15 @@ def test_a_program_may_return_a_tensor_twice(tmp_path: Path) -> None:
             return y, y
 
     path = export(tmp_path / "twice.pt2", {"x": {0: torch.export.Dim("batch")}}, Twice(), (torch.zeros(2, 3),))
-    served, made = source_of(path).load("m", "pretrained", 8, 1)
+    served, _ = source_of(path).load("m", "pretrained", 8, 1)
     assert [output.name for output in served.signature.outputs] == ["output_0", "output_1"]
-    model = made.make()
+    model = TensorSource(path).make()
     model.load("cpu")
     assert [value.tolist() for value in model.run(x=torch.ones(1, 3)).values()] == [[[2.0] * 3]] * 2
 
 
 def test_strings_of_an_onnx_model_are_utf8(tmp_path: Path) -> None:
-    model = source_of(identity_file(tmp_path / "t.onnx", "STRING", ["n", 2])).load("m", "pretrained", 8, 1)[1].make()
+    model = TensorSource(identity_file(tmp_path / "t.onnx", "STRING", ["n", 2])).make()
     model.load("cpu")
     assert model.run(x=np.array([[b"ab", "é".encode()]], object))["y"].tolist() == [["ab", "é"]]
     with pytest.raises(BadInput, match="input x has a string that is not UTF-8"):
@@ -354,7 +354,7 @@ def graph_file(path: Path, nodes: list[Any], inputs: dict[str, Any], outputs: di
 
 
 def loaded_onnx(file: str) -> Any:
-    model = source_of(file).load("m", "pretrained", 8, 1)[1].make()
+    model = TensorSource(file).make()
     model.load("cpu")
     return model
 

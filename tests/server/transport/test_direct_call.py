@@ -17,7 +17,6 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from server.errors import ServerError
 from server.telemetry.tracing import Tracing
-from server.transport.body_buffers import BodyBuffers
 from server.transport.connection_limits import TimeLimits
 from server.transport.direct_call import DirectCall
 from server.transport.request import RequestContext
@@ -103,6 +102,10 @@ def test_the_buffer_of_a_cancelled_call_is_not_reused_while_it_is_read(loop: str
     run(scenario(), loop)
 
 
+def address_of(view: memoryview) -> int:
+    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
+
+
 def test_the_buffer_of_an_answered_call_is_reused() -> None:
     async def scenario() -> None:
         async with serving() as server:
@@ -111,7 +114,7 @@ def test_the_buffer_of_an_answered_call_is_reused() -> None:
             for _ in range(5):
                 writer.write(post("/predict/waits", bytes(SIZE)))
                 await until(lambda: server.app.bodies)
-                used.add(id(server.app.bodies[0].obj))
+                used.add(address_of(server.app.bodies[0]))
                 server.app.futures[-1].set_result(b"{}")
                 assert (await response(reader)).status == 200
                 await until(lambda: not server.app.bodies)
@@ -146,24 +149,6 @@ def test_all_calls_of_a_batch_are_answered_before_one_is_accounted_for(
             assert server.app.outcomes == ["written"] * 3 + ["200"] * 3
 
     run(scenario(), loop)
-
-
-def address_of(view: memoryview) -> int:
-    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
-
-
-def test_a_buffer_is_kept_only_if_nothing_refers_to_it() -> None:
-    buffers = BodyBuffers()
-    first = buffers.take(SIZE)
-    address, sample = address_of(first.view), np.frombuffer(first.view, np.uint8)
-    first.release()
-    second = buffers.take(SIZE)
-    assert address_of(second.view) != address, "a sample refers to it"
-    del sample
-    address = address_of(second.view)
-    second.release()
-    third = buffers.take(SIZE - 1)
-    assert (address_of(third.view), len(third.view)) == (address, SIZE - 1)
 
 
 def test_a_client_that_has_closed_its_sending_side_is_answered(loop: str) -> None:
@@ -527,7 +512,7 @@ def test_an_idle_connection_holds_no_body_and_a_closed_one_nothing(loop: str) ->
         [connection] = server.connections
         last = connection._running_cycle
         assert isinstance(last, DirectCall)
-        assert (last._first, last._buffer, last._view, last._coroutine) == (b"", None, None, None)
+        assert (last._first, last._view, last._coroutine) == (b"", None, None)
         writer.close()
         return weakref.ref(connection)
 

@@ -17,6 +17,7 @@ import pytest
 from policies.types import SpecError
 from server.errors import WorkerDiedError
 from server.workers.remote_model import RemoteModel, open_model
+from server.workers.worker import Lane
 
 CODE = """
 import ctypes, dataclasses, os, threading, time
@@ -80,6 +81,11 @@ def batch(value: float, size: int = 3) -> list[dict[str, np.ndarray]]:
     return [{"x": np.full(2, value, np.float32)} for _ in range(size)]
 
 
+def run(lane: Lane, inputs: list[dict[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
+    rows: list[dict[str, np.ndarray]] = lane.call("serve", inputs, 0, None, [])[0]
+    return rows
+
+
 def ended(pid: int) -> bool:
     for _ in range(500):
         if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
@@ -97,8 +103,8 @@ def test_the_main_process_has_the_description_and_not_the_file(model: RemoteMode
     )
     assert model.samples()[0]["x"].tolist() == [1, 1]
     assert not any("mine" in name for name in sys.modules)
-    lane = model.worker.load("cpu", "loading m")
-    rows = lane.call("run", batch(5))
+    lane = model.worker.load("loading m", "cpu", "auto")
+    rows = run(lane, batch(5))
     assert [row["y"].tolist() for row in rows] == [[10, 10]] * 3
     assert model.decode(b"3", "")["x"].tolist() == [3, 3]
 
@@ -107,38 +113,38 @@ def test_the_main_process_has_the_description_and_not_the_file(model: RemoteMode
 def test_a_crash_is_the_error_of_its_batch_and_the_next_process_serves(
     model: RemoteModel, value: float, how: str
 ) -> None:
-    lane = model.worker.load("cpu", "loading m")
+    lane = model.worker.load("loading m", "cpu", "auto")
     with pytest.raises(WorkerDiedError, match=how):
-        lane.call("run", batch(value))
+        run(lane, batch(value))
     with pytest.raises(WorkerDiedError):
-        lane.call("run", batch(5))
+        run(lane, batch(5))
     again = model.worker.batches()
-    assert len(again.call("run", batch(5))) == 3
+    assert len(run(again, batch(5))) == 3
     assert model.worker.restarts == 1
     assert how in str(model.worker.last_fault)
 
 
 def test_an_exception_leaves_the_process_and_names_the_line(model: RemoteModel) -> None:
-    lane, pid = model.worker.load("cpu", "loading m"), model.worker.pid
+    lane, pid = model.worker.load("loading m", "cpu", "auto"), model.worker.pid
     with pytest.raises(KeyError, match="'four'") as caught:
-        lane.call("run", batch(4))
+        run(lane, batch(4))
     line = 1 + CODE.splitlines().index('            raise KeyError("four")')
     assert vars(caught.value)["place"] == f"mine.py line {line}"
-    assert len(lane.call("run", batch(5))) == 3
+    assert len(run(lane, batch(5))) == 3
     assert model.worker.pid == pid
 
 
 def test_a_batch_that_hangs_fails_when_its_process_is_replaced(model: RemoteModel) -> None:
-    lane = model.worker.load("cpu", "loading m")
+    lane = model.worker.load("loading m", "cpu", "auto")
     with ThreadPoolExecutor(1) as pool:
-        hung = pool.submit(lane.call, "run", batch(3))
+        hung = pool.submit(run, lane, batch(3))
         time.sleep(0.1)
         model.worker.replace(lane.process)
         with pytest.raises(WorkerDiedError, match="SIGKILL"):
             hung.result(10)
     model.worker.replace(lane.process)  # another runs by now, or none
     again = model.worker.batches()
-    assert len(again.call("run", batch(5))) == 3
+    assert len(run(again, batch(5))) == 3
 
 
 def test_an_input_that_ends_the_process_while_it_is_decoded_fails_alone(model: RemoteModel) -> None:
@@ -158,7 +164,7 @@ def test_what_render_returns_arrives_as_json_and_what_is_none_is_an_error(model:
 
 
 def test_a_process_that_died_between_two_calls_is_loaded_again_before_the_next(model: RemoteModel) -> None:
-    model.worker.load("cpu", "loading m")
+    model.worker.load("loading m", "cpu", "auto")
     assert model.decode(b"loaded", "")["x"].tolist() == [1, 1]
     pid = model.worker.pid
     assert pid is not None
@@ -167,7 +173,7 @@ def test_a_process_that_died_between_two_calls_is_loaded_again_before_the_next(m
     assert model.decode(b"loaded", "")["x"].tolist() == [1, 1]
     lane = model.worker.batches()
     assert model.worker.pid != pid
-    assert len(lane.call("run", batch(5))) == 3
+    assert len(run(lane, batch(5))) == 3
 
 
 def test_a_worker_that_is_closed_starts_no_process_any_more(model: RemoteModel) -> None:
@@ -187,7 +193,7 @@ def test_a_load_that_hangs_ends_when_the_worker_is_closed(tmp_path: Path) -> Non
     )
     model = open_model(f"{tmp_path}/mine.py:Mine")
     with ThreadPoolExecutor(1) as pool:
-        loading = pool.submit(model.worker.load, "cpu", "loading m")
+        loading = pool.submit(model.worker.load, "loading m", "cpu", "auto")
         time.sleep(0.3)
         model.worker.close()
         with pytest.raises(WorkerDiedError):
@@ -206,11 +212,11 @@ def test_a_process_that_the_model_has_forked_keeps_no_call_waiting_and_ends_with
     )
     (tmp_path / "mine.py").write_text(code)
     model = open_model(f"{tmp_path}/mine.py:Mine")
-    lane = model.worker.load("cpu", "loading m")
+    lane = model.worker.load("loading m", "cpu", "auto")
     assert model.worker.pid is not None
     (forked,) = psutil.Process(model.worker.pid).children()
     with ThreadPoolExecutor(1) as pool:
-        hung = pool.submit(lane.call, "run", batch(3))
+        hung = pool.submit(run, lane, batch(3))
         time.sleep(0.1)
         model.worker.replace(lane.process)
         with pytest.raises(WorkerDiedError):

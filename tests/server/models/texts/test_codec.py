@@ -12,7 +12,7 @@ from policies.profile import Profile
 from policies.types import SpecError
 from server.api.open_inference.protocol import InferCall, parse_infer
 from server.errors import BadInputError, TooLargeError
-from server.models.images.torchvision_source import check_name
+from server.models.images.torchvision_names import check_torchvision_name as check_name
 from server.models.model import count_tokens
 from server.models.texts.codec import ByteTokenizer, TextCodec
 from server.models.texts.samples import DecodeState, GeneratedTokens, TextSample
