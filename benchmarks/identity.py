@@ -8,14 +8,18 @@
   The server's counts must be those of the clients. They may differ by the calls that a client abandoned, since the
   server may have answered these; by the samples of a call whose end came before the server knew their number; by no
   more.
+- The same for one model of named tensors in a process of its own, on the CPU. That process is killed again and again.
 """
 
 import asyncio
 import io
 import json
+import os
+import signal
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle
 from pathlib import Path
@@ -44,7 +48,7 @@ _AT_ONCE = 400  # images
 _PROFILE = "googlenet-tesla-p4"
 _CLIENTS = 64
 _POLICIES = ("greedy", "timeout:5", "static:6,max_wait_ms=20", "rate-matching", "serial", "static:32,max_wait_ms=10")
-_SWAP_S, _RELOAD_S = 0.3, 1.0
+_SWAP_S, _RELOAD_S, _KILL_S = 0.3, 1.0, 0.7
 _ABANDONED, _HURRIED, _CORRUPT = 0.08, 0.1, 0.02  # shares of all calls
 _TIMEOUT_S = (0.001, 0.1)
 _DELAYS = (0.0, 0.05)  # s until a client closes the connection
@@ -147,13 +151,15 @@ class _MixedRun:
         seconds: time until the last call ended.
     """
 
-    def __init__(self, server: Server, calls: int, folder: Path) -> None:
+    def __init__(self, server: Server, calls: int, folder: Path, kills: bool) -> None:
         self.counts = ClientCounts()
-        self.swaps = self.loads = 0
+        self.swaps = self.loads = self.kills = 0
         self.seconds = 0.0
         self._server = server
         self._left = calls
-        self._drawn = MixedCalls(folder / FEATURES.name, np.random.default_rng(3))
+        self._kills = kills
+        self._models = [IMAGES, TENSORS] if not kills else [TENSORS]
+        self._drawn = MixedCalls(folder / FEATURES.name, np.random.default_rng(3), kills)
         self._rng = np.random.default_rng(4)
 
     async def run(self) -> None:
@@ -166,13 +172,15 @@ class _MixedRun:
         ):
             tasks.create_task(self._swap(session))
             tasks.create_task(self._reload(session))
+            if self._kills:
+                tasks.create_task(self._kill(session))
             await asyncio.gather(*[tasks.create_task(self._call(session)) for _ in range(_CLIENTS)])
             self.seconds = time.monotonic() - began
 
     async def _swap(self, session: aiohttp.ClientSession) -> None:
         policies = cycle(_POLICIES)
         while self._left > 0:
-            path = f"/admin/models/{(IMAGES, TENSORS)[self.swaps % 2]}/policy"
+            path = f"/admin/models/{self._models[self.swaps % len(self._models)]}/policy"
             await self._order(session.put(path, json={"policy": next(policies)}))
             self.swaps += 1
             await asyncio.sleep(_SWAP_S)
@@ -182,6 +190,15 @@ class _MixedRun:
             await self._order(session.post(f"/v2/repository/models/{TENSORS}/load"))
             self.loads += 1
             await asyncio.sleep(_RELOAD_S)
+
+    async def _kill(self, session: aiohttp.ClientSession) -> None:
+        while self._left > 0:
+            await asyncio.sleep(_KILL_S)
+            async with session.get("/admin/devices") as response:
+                (device,) = await response.json()
+            with suppress(ProcessLookupError):
+                os.kill(device["models"][TENSORS]["pid"], signal.SIGKILL)
+                self.kills += 1
 
     async def _order(self, sent: Any) -> None:
         async with sent as response:
@@ -197,7 +214,7 @@ class _MixedRun:
                 call = self._drawn.draw()
                 how = await abandon(self._server.url + call.path, call.body, call.headers, self._rng, _DELAYS)
                 self.counts.end("leaver", how, call.samples)
-            elif chance < _ABANDONED + _CORRUPT:
+            elif chance < _ABANDONED + _CORRUPT and not self._kills:
                 await self._answered(session, self._drawn.draw_corrupt(), (400,))
             elif chance < _ABANDONED + _CORRUPT + _HURRIED:
                 await self._answered(session, self._hurried(self._drawn.draw()), (200, 503, 504))
@@ -225,14 +242,19 @@ class _MixedRun:
             self.counts.wrong.append(f"{call.kind}: the answer of {call.samples} samples is not that of its own inputs")
 
 
-def check_mixed(calls: int) -> dict[str, Any]:
-    """Make calls of every kind to a server; `wrong` is empty if everything is right."""
+def check_mixed(calls: int, kills: bool = False) -> dict[str, Any]:
+    """Make calls of every kind to a server; `wrong` is empty if everything is right.
+
+    With `kills` the device is the CPU, and has only the tensor model, whose process is killed.
+    """
     with tempfile.TemporaryDirectory() as name:
         file = Path(name) / FEATURES.name
         file.write_text(FEATURES.read_text())
-        models = (IMAGES, f"{TENSORS}={file}:Features", "--device", f"emulated:{_PROFILE}")
+        models: tuple[str, ...] = (IMAGES, f"{TENSORS}={file}:Features", "--device", f"emulated:{_PROFILE}")
+        if kills:  # a model of the name by which the memory budget is read
+            models = (f"{IMAGES}={file}:Features", f"{TENSORS}={file}:Features", "--device", "cpu")
         with serving(*models, "--policy", "greedy", *BUDGET_FLAGS) as server:
-            run = _MixedRun(server, calls, Path(name))
+            run = _MixedRun(server, calls, Path(name), kills)
             uvloop.run(run.run())
             counted = _settled(lambda: outcomes(server))
             held = bytes_held(server)
@@ -250,6 +272,7 @@ def check_mixed(calls: int) -> dict[str, Any]:
         "ends": ends,
         "swaps": run.swaps,
         "loads": run.loads,
+        "kills": run.kills,
         "bytes_held_when_idle": held,
         "wrong": wrong[:50],
         "wrong_in_all": len(wrong),
@@ -276,17 +299,19 @@ def main() -> None:
     parser.add_argument("--pictures", type=int, default=2000, help="images for the network; 0 skips it")
     parser.add_argument("--corrupt", type=int, default=50)
     parser.add_argument("--calls", type=int, default=20_000, help="calls of every kind; 0 skips them")
+    parser.add_argument("--only", choices=("network", "mixed", "killed"))
     parser.add_argument("--record", default="identity", help="name of the record")
     chosen = parser.parse_args()
     record: dict[str, Any] = load_record(chosen.record)
     wrong = False
-    if chosen.pictures:
+    if chosen.pictures and chosen.only in (None, "network"):
         outcome = check(chosen.model, chosen.pictures, chosen.corrupt)
         record["network"] = {"model": chosen.model, **asdict(outcome)}
         wrong |= outcome.is_wrong
-    if chosen.calls:
-        record["mixed"] = check_mixed(chosen.calls)
-        wrong |= bool(record["mixed"]["wrong_in_all"])
+    for name, kills in (("mixed", False), ("killed", True)):
+        if chosen.calls and chosen.only in (None, name):
+            record[name] = check_mixed(chosen.calls, kills)
+            wrong |= bool(record[name]["wrong_in_all"])
     save_record(chosen.record, record)
     print(json.dumps(record, indent=1))
     raise SystemExit(wrong)

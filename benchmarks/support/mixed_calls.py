@@ -6,7 +6,7 @@ sample depends on the sample alone, and is computed here by the same codecs.
 
 import gzip
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,8 +60,10 @@ class MixedCall:
 class MixedCalls:
     """Draws calls."""
 
-    def __init__(self, tensors: Path, rng: np.random.Generator) -> None:
-        """`tensors` is `FEATURES` or a copy of it."""
+    def __init__(self, tensors: Path, rng: np.random.Generator, computes: bool = False) -> None:
+        """`tensors` is `FEATURES` or a copy of it; with `computes` only that is called, on a device that computes."""
+        self._computes = computes
+        self._kinds = {"tensors": 0.6, "JSON": 0.4} if computes else KINDS
         self._rng = rng
         self._images = ImageCodec()
         self._tensors: Any = source_of(f"{tensors}:Features").emulate(TENSORS, 1).codec
@@ -75,7 +77,7 @@ class MixedCalls:
 
     def draw(self, kind: str | None = None) -> MixedCall:
         """Draw a call of this kind, or of any kind."""
-        kind = kind or str(self._rng.choice([*KINDS], p=[*KINDS.values()]))
+        kind = kind or str(self._rng.choice([*self._kinds], p=[*self._kinds.values()]))
         count = 1 if kind in ("raw pixels", "raw image", "prediction") else int(self._rng.integers(1, LARGEST + 1))
         if kind in ("tensors", "JSON"):
             return self._tensor_call(kind, count)
@@ -123,7 +125,8 @@ class MixedCalls:
             "x": self._rng.integers(0, 1000, (count, 48, 64)).astype(np.float32),
             "shift": self._rng.integers(0, 1000, (count, 2)).astype(np.float32),
         }
-        outputs = [self._tensors.emulate({name: array[row] for name, array in inputs.items()}) for row in range(count)]
+        rows = [{name: array[row] for name, array in inputs.items()} for row in range(count)]
+        outputs = [*map(_features, rows)] if self._computes else [*map(self._tensors.emulate, rows)]
         right = {name: np.stack([output[name] for output in outputs]) for name in ("y", "sum")}
         binary, data, entries = kind == "tensors", b"", []
         for name, array in inputs.items():
@@ -142,6 +145,11 @@ class MixedCalls:
             return all(np.array_equal(found[name], array.reshape(-1)) for name, array in right.items())
 
         return MixedCall(kind, count, path, document + data, headers, is_right)
+
+
+def _features(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """What the tensor model computes."""
+    return {"y": sample["x"][:16, 0], "sum": sample["x"].sum() + sample["shift"].sum()}
 
 
 def _classes(answer: bytes) -> list[int]:
