@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -133,11 +134,13 @@ class _Lanes:
 
     Attributes:
         service: of the model that was named; None before.
+        fields: of each line of the log.
     """
 
     def __init__(self, shared: SharedMemory) -> None:
         self._shared = shared
         self.service: Any = None
+        self.fields: dict[str, Any] = {"pid": os.getpid()}
 
     def start(self, file: int) -> None:
         """Start the thread of a lane, whose socket has this descriptor."""
@@ -175,6 +178,8 @@ class _Lanes:
                 return
 
     def _call(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        if method == "load":
+            self.fields["device"] = arguments[1]
         return getattr(self.service, method)(*arguments)
 
 
@@ -200,22 +205,24 @@ class _BatchRunner:
     def serve(self, device: Device, message: Any) -> None:
         """Run a batch, and then those that are taken from the standby."""
         running: DeviceRun | None = self._start(device, message, ())
-        number = message[0]
+        number, began = message[0], time.process_time()
         while running is not None:
-            taken = self.standby.take() if running.wait() and self.standby is not None else None
+            has_ended = running.wait()
+            ended = time.process_time()
+            taken = self.standby.take() if has_ended and self.standby is not None else None
             following = None if taken is None else self._start(device, taken, running.outputs)
             next_started = None if following is None else following.started
             result = running.result(next_started)
             answer: Any
             if isinstance(result, Completion):
-                answer = self._keep(result.outputs), result.started, result.finished
+                answer = self._keep(result.outputs), result.started, result.finished, ended - began
             else:
                 answer = sent(result, place_of(result))
                 result.__traceback__ = None
             running = following
             del following, result
             _send(self._lane, number, answer, next_started)
-            number = 0 if taken is None else taken[0]
+            number, began = 0 if taken is None else taken[0], ended
             del taken, answer
 
     def _start(self, device: Device, message: Any, outputs: Sequence[Any]) -> DeviceRun:
@@ -265,10 +272,11 @@ def main() -> None:
         shared = SharedMemory(file)
         lanes = _Lanes(shared)
         with configured_logging(level, log_format), printed_to_log():
+            _mark_records(lanes.fields)
             while True:
                 model, file = control.receive()
                 if file is None:
-                    _mark_records(str(model))
+                    lanes.fields["source"] = str(model)
                     lanes.service = _SERVICES[type(model)](model, shared)
                 else:
                     lanes.start(file)
@@ -276,9 +284,9 @@ def main() -> None:
         os._exit(0)
 
 
-def _mark_records(model: str) -> None:
-    """Let each line of the log say which model and process it is of."""
-    make, fields = logging.getLogRecordFactory(), {"source": model, "pid": os.getpid()}
+def _mark_records(fields: Mapping[str, Any]) -> None:
+    """Let each line of the log say which model, device and process it is of."""
+    make = logging.getLogRecordFactory()
 
     def marked(*arguments: Any, **named: Any) -> logging.LogRecord:
         record = make(*arguments, **named)

@@ -117,12 +117,14 @@ class Completion:
         started: start of service on the device, s of time.monotonic.
         finished: completion, s of time.monotonic.
         next_started: start of the standby launch that the device took after it; None if it took none.
+        cpu_time: user and system time of the worker's process for it, s; None without a worker.
     """
 
     outputs: Sequence[Any]
     started: float
     finished: float
     next_started: float | None = None
+    cpu_time: float | None = None
 
 
 _Work = tuple[Batch, asyncio.Future[Completion]]

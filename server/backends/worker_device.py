@@ -155,7 +155,7 @@ class BatchLane:
     def serve(self, batch: Batch) -> Sequence[Any]:
         """Run a batch; it blocks. Raises as `Lane.call`."""
         batch = self._runnable(batch)
-        outputs, _, _ = self._call("serve", *self._message(batch))
+        outputs, *_ = self._call("serve", *self._message(batch))
         return self._received(batch, outputs)
 
     def run(self, batch: Batch, ended: Callable[[], None], others: Callable[[], bool]) -> asyncio.Future[Completion]:
@@ -277,11 +277,11 @@ class BatchLane:
         if isinstance(answer, SentError):
             result: Completion | Exception = received(answer)
         else:
-            outputs, started, finished = answer
+            outputs, started, finished, cpu_time = answer
             outputs = self._received(work.batch, outputs)
             if following is not None and not following.batch.inputs:
                 following.batch = replace(following.batch, inputs=outputs)
-            result = Completion(outputs, started, finished, next_started)
+            result = Completion(outputs, started, finished, next_started, cpu_time)
         if following is not None:
             self._begin(following)
         resolve(work.done, result)

@@ -128,7 +128,7 @@ class Dispatcher:
         self._calls: dict[Call, None] = {}  # in order of arrival
         self._loop: asyncio.AbstractEventLoop | None = None
         self._deaths = Deaths()
-        self._draining = False
+        self._draining = self._restarting = False
         self._last_finish: float | None = None  # end of the previous batch; None if the policy has waited since
         self._expiry_timer: asyncio.TimerHandle | None = None  # fires also while the device is busy
         self._expiry_timer_at = inf
@@ -333,8 +333,8 @@ class Dispatcher:
 
     @property
     def ready(self) -> bool:
-        """Whether new calls are admitted."""
-        return self.up and not self._draining
+        """Whether new calls are admitted, and no process of a model is being started again."""
+        return self.up and not (self._draining or self._restarting)
 
     @property
     def alive(self) -> bool:
@@ -541,7 +541,11 @@ class Dispatcher:
             raise error
         self._next_step_by = self._clock() + RESTART_TIMEOUT
         self._metrics.restarted(self.device, "died" if isinstance(error, WorkerDiedError) else "hung")
-        await self._deaths.survive(partial(self._executor.restart, model, error), self._clock)
+        self._restarting = True
+        try:
+            await self._deaths.survive(partial(self._executor.restart, model, error), self._clock)
+        finally:
+            self._restarting = False
 
     def _fail(self, model: str, requests: Sequence[Request], part: Part) -> None:
         for request in requests:

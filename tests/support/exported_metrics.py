@@ -67,5 +67,6 @@ def _samples() -> Iterator[Sample]:
     metrics.rejected("m", "queue_full", 1)
     metrics.device_fault("m", "RuntimeError")
     metrics.idle_gap("d", 0.001)
+    metrics.restarted("d", "died")
     for family in text_string_to_metric_families(metrics.render().decode()):
         yield from (sample for sample in family.samples if not sample.name.endswith("_created"))  # serve-model has none
