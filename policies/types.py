@@ -54,14 +54,14 @@ def _are_equal(first: str, second: str) -> bool:
 class Kind(NamedTuple):
     """The batch key: requests share a batch only if they are of one model, one bin and one shape.
 
-    Bins are those of multi-bin batching. Shapes are those of models whose inputs vary in shape. `retired` is 0, or the
-    number, from 1, of the revision of the model that the request is for, if another one has replaced it while serving.
+    Bins are those of multi-bin batching. Shapes are those of models whose inputs vary in shape. `retired` is
+    empty, or the id of the model that the request is for, if another one has taken its name while serving.
     """
 
     model: str = ""
     bin: int = 0
     shape: str = ""
-    retired: int = 0
+    retired: str = ""
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)

@@ -143,16 +143,16 @@ class FirstProfiles:
     def measured_while_serving(
         self, settings: Settings, model: ServedModel, executor: Executor, before: Profile | None
     ) -> Profile:
-        """The former revision's profile, if it still holds; else one of service times between other models' batches.
+        """The former model's profile, if it still holds; else one of service times between other models' batches.
 
         Energies are estimated, and nothing is cached: a sensor measures all models together. So each batch is given the
-        power that the former revision took at its size; the controller corrects it by its energy readings later.
+        power that the former model took at its size; the controller corrects it by its energy readings later.
 
         Args:
             settings: of the device.
             model: the model.
             executor: runs its batches among those of others.
-            before: profile of the model's former revision; None without one.
+            before: profile of the model that had its name; None without one.
 
         Raises:
             SpecError: the largest batch does not fit into the device's free memory.
@@ -162,7 +162,7 @@ class FirstProfiles:
         subject = make_subject(executor, model, NoMeter("other models were served meanwhile"))
         with _memory_errors(key), cache.device_lock(key.device):
             if before is not None and before.max_batch_size == key.max_batch_size and still_holds(before, subject):
-                _log.info("%s: the new revision takes the former one's service times", model.name)
+                _log.info("%s: the new model takes the former one's service times", model.name)
                 return before
             profile = _measure_all(subject, key, tunes, NOTHING_FOUND, settings.stages, pads)
         profile = _earned(settings, profile)
@@ -196,7 +196,7 @@ def with_power_of(before: Profile, profile: Profile) -> Profile:
     powers = [joules / seconds for joules, seconds in zip(before.energies, before.service_times, strict=True)]
     times = enumerate(profile.service_times)
     energies = tuple(powers[min(index, len(powers) - 1)] * seconds for index, seconds in times)
-    note = f"{profile.note}; energies by the power of the former revision"
+    note = f"{profile.note}; energies by the power of the former model"
     return replace(profile, energies=energies, idle_power=before.idle_power, energy_source="modelled", note=note)
 
 
@@ -272,24 +272,18 @@ def make_subject(executor: Executor, model: ServedModel, meter: EnergyMeter) -> 
         shape = codec.shape_of(samples[0])
         samples = [sample for sample in samples if codec.shape_of(sample) == shape]
     if meter.scope != "batches":  # an emulated device does not read them
-        samples = cold_copies(samples)
-    samples = _on_device(executor, model.name, samples)
+        samples = samples * cold_rounds(samples)
+    samples = uploaded(executor, model.name, samples)  # a copy of each
     return Subject(executor, model.name, samples, meter, codec if codec.lengths else None, shape)
 
 
-def _on_device(executor: Executor, model: str, samples: Sequence[Any]) -> list[Any]:
-    """The samples as those of requests are when their batch is launched: the ones that are uploaded, if some can be."""
-    inputs = uploaded(executor, model, samples)
-    return [each for each, sample in zip(inputs, samples, strict=True) if each is not sample] or inputs
-
-
-def cold_copies(samples: Sequence[Any]) -> list[Any]:
-    """Copies of samples that are arrays, more in all than the processor's caches hold; other samples as they are."""
+def cold_rounds(samples: Sequence[Any]) -> int:
+    """How many copies of all samples are more than the processor's caches hold; 1 of samples that are not arrays."""
     if not all(isinstance(sample, np.ndarray) for sample in samples):
-        return list(samples)
-    rounds = max(1, -(-_COLD_BYTES // max(1, sum(sample.nbytes for sample in samples))))
-    largest = max(1, _MAX_COPIES // len(samples))
-    return [sample.copy() for _ in range(min(rounds, largest)) for sample in samples]
+        return 1
+    size: int = sum(sample.nbytes for sample in samples)
+    rounds = max(1, -(-_COLD_BYTES // max(1, size)))
+    return min(rounds, max(1, _MAX_COPIES // len(samples)))
 
 
 def _measure(subject: Subject, plan: MeasurementPlan, key: cache.CacheKey, found: Findings) -> Profile:

@@ -154,8 +154,13 @@ class Settings(BaseSettings):
         30.0,
         gt=0,
         allow_inf_nan=False,
-        description="batch timeout in seconds, or 20 times the expected service time if that is longer; after it a "
-        "user's model is loaded again in a new process, another server is unavailable, and any other device is lost",
+        description="batch timeout in seconds, or 20 times the expected service time if that is longer; after it the "
+        "model is loaded again in a new process, or the other server is unavailable",
+    )
+    reload: Literal["beside", "replace"] = Field(
+        "beside",
+        description="how a model is loaded again while the server serves: beside the one in service, which then needs "
+        "memory for both, or replace, after that is removed; its calls get 503 meanwhile",
     )
     gateways: Annotated[str | None, BeforeValidator(_text)] = Field(
         None, description="without effect, and an error in the next version: one process serves HTTP"

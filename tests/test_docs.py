@@ -17,7 +17,7 @@ from profiler.cli import app as profile_model
 from server.backends.executor import Batch
 from server.backends.tensor_device import TensorDevice
 from server.cli import app as serve_model
-from server.models.sources import source_of
+from server.models.sources import TensorSource
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -101,8 +101,7 @@ def test_the_exported_files_of_your_own_model_answer_as_its_class(
         warnings.simplefilter("ignore")  # of the exporter
         exec(compile(script, "export.py", "exec"), {"__name__": "__main__"})
     for file in re.findall(r"=(scaled\.\w+)", page):
-        _, source = source_of(file).load("scaled", "random", 32, 1)
-        device = TensorDevice(source.make(), "cpu")
+        device = TensorDevice(TensorSource(file).make(), "cpu")
         device.load()
         samples = [{"a": np.array([1, 2, 3, 4], np.float32), "b": np.full(4, value, np.float32)} for value in (1, 3)]
         outputs = device.serve(Batch("scaled", samples))

@@ -1,4 +1,4 @@
-"""Finish some requests before the policy decides: suspended ones, and those for a replaced revision of a model."""
+"""Finish some requests before the policy decides: suspended ones, and those for a model that was replaced."""
 
 from dataclasses import dataclass, replace
 

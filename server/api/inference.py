@@ -72,7 +72,7 @@ class Inference:
         user_pool: threads for `decode` and `render` of users' models.
         user_code: limits their concurrent calls to `_USER_THREADS`, so that waiting calls can be cancelled.
         parsing: limits concurrent parsing of long JSON documents to one, since parsing blocks the interpreter.
-        calls: number of open calls by model and revision.
+        calls: number of open calls by id of the model.
         max_json_bytes: of the JSON part of a call.
     """
 
@@ -89,9 +89,9 @@ class Inference:
     parsing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     user_pool: Pool = field(default_factory=lambda: ThreadPoolExecutor(_USER_THREADS, "user-code"))
     user_code: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_USER_THREADS))
-    calls: Counter[tuple[str, int]] = field(default_factory=Counter)
+    calls: Counter[str] = field(default_factory=Counter)
     max_json_bytes: int = MAX_JSON_BYTES
-    _ended: dict[tuple[str, int], asyncio.Event] = field(default_factory=dict)  # set after the last of these calls
+    _ended: dict[str, asyncio.Event] = field(default_factory=dict)  # set after the last of these calls
 
     async def serve(self, name: str | None, answer: Answer, context: RequestContext) -> None:
         """Serve one call for the model of that name, and count its outcome.
@@ -111,12 +111,11 @@ class Inference:
                 model = self.model(name)
                 self.fleet.check_loaded(model.name)
                 self.fleet.check_room(model.name, 1, context.remaining_timeout())
-                key = model.name, model.revision
-                self.calls[key] += 1
+                self.calls[model.id] += 1
                 try:
                     body, headers = await answer(model, context)
                 finally:
-                    self.end_call(*key)
+                    self.end_call(model.id)
                 context.memory.resize(len(body))  # the inputs have been dropped
                 await context.respond(200, body, headers)
                 self._count_answered(model.name, context)
@@ -134,18 +133,17 @@ class Inference:
                 self.count_failed(name, bug, context)
                 await context.respond_error(bug)
 
-    def end_call(self, model: str, revision: int) -> None:
-        """Count a call of this revision, which was added to `calls`, as ended."""
-        key = model, revision
-        self.calls[key] -= 1
-        if self._ended and not self.calls[key] and (ended := self._ended.pop(key, None)):
+    def end_call(self, model: str) -> None:
+        """Count a call of the model of this id, which was added to `calls`, as ended."""
+        self.calls[model] -= 1
+        if self._ended and not self.calls[model] and (ended := self._ended.pop(model, None)):
             ended.set()
 
-    async def calls_ended(self, model: str, revision: int) -> None:
-        """Wait until no call of this revision is open; new ones must not begin any more."""
-        if self.calls[model, revision]:
-            await self._ended.setdefault((model, revision), asyncio.Event()).wait()
-        del self.calls[model, revision]
+    async def calls_ended(self, model: str) -> None:
+        """Wait until no call of the model of this id is open; new ones must not begin any more."""
+        if self.calls[model]:
+            await self._ended.setdefault(model, asyncio.Event()).wait()
+        del self.calls[model]
 
     async def infer(self, model: ServedModel, context: RequestContext, inputs: Inputs) -> Sequence[Sample]:
         """Serve the samples of one call; pass `inputs` as a temporary, so that their memory is freed while they wait.
@@ -174,7 +172,7 @@ class Inference:
         shapes = [model.codec.shape_of(sample) for sample in samples] if model.codec.varies_in_shape else ()
         timeout = context.remaining_timeout()
         # no variable has the future: its exception refers to this frame, which would keep the samples
-        answers = await context.wait_for(self.fleet.submit(model.name, samples, timeout, sizes, shapes, model.revision))
+        answers = await context.wait_for(self.fleet.submit(model.name, samples, timeout, sizes, shapes, model.id))
         context.waiting = max([answer.waiting for answer in answers])
         context.service = max([answer.service for answer in answers])
         context.device = answers[-1].device

@@ -62,7 +62,7 @@ def assemble(plan: ServerPlan, profile_source: ProfileSource, tracing: "Tracing 
     dispatchers = {_dispatcher(backend, metrics, tracing): backend for backend in backends}
     fleet = Fleet([*dispatchers], settings.queue_capacity)
     budget = MemoryBudget(settings.queue_bytes, lambda: max(1, ceil(fleet.backlog())))
-    found = {name: revision.served for backend in reversed(backends) for name, revision in backend.revisions.items()}
+    found = {name: model.served for backend in reversed(backends) for name, model in backend.loaded.items()}
     served = {name: found[name] for name in settings.specs}
     inference = Inference(
         served,
@@ -96,8 +96,8 @@ def _dispatcher(backend: Backend, metrics: Metrics, tracing: "Tracing | None") -
     """Create the dispatcher of one device, with the controller that adapts its policies."""
     settings, name = backend.plan.settings, backend.executor.name
     limits = Limits(settings.queue_capacity, settings.hung_after_s)
-    chosen = {model: revision.chosen for model, revision in backend.revisions.items()}
-    by_shape = [model for model, revision in backend.revisions.items() if revision.served.codec.varies_in_shape]
+    chosen = {name: model.chosen for name, model in backend.loaded.items()}
+    by_shape = [name for name, model in backend.loaded.items() if model.served.codec.varies_in_shape]
     dispatcher = Dispatcher(backend.executor, chosen, metrics, monotonic, limits, by_shape)
     controller = Controller(
         dispatcher, metrics, backend.meter, ThreadPoolExecutor(2, "controller"), solve_again_in_process

@@ -1,4 +1,4 @@
-"""The backend of one device: its executor, meter and models, and further revisions of these while they are served."""
+"""The backend of one device: its executor, meter and models, and models that are loaded while others are served."""
 
 import logging
 import threading
@@ -17,7 +17,7 @@ from server.app.plan import DevicePlan, meter_of, plan_model
 from server.backends.buckets import pads_to_buckets
 from server.backends.emulated import EmulatedDevice
 from server.backends.executor import TIMEOUT_FACTOR, Batch, Device, Executor, LoadedDevice, ThreadExecutor
-from server.backends.model_devices import ModelDevices, RevisionExecutor
+from server.backends.model_devices import LoadingExecutor, ModelDevices
 from server.backends.real_device import find_device, open_meter
 from server.backends.row_check import check_rows
 from server.backends.upstream_device import UpstreamDevice, UpstreamExecutor
@@ -60,14 +60,14 @@ class ProfileSource(Protocol):
     ) -> Profile:
         """A profile measured now on the executor's device, which serves other models meanwhile.
 
-        `before` is the profile of the former revision, if there is one. Raises as `cached_or_measured`.
+        `before` is the profile of the model that had its name, if there is one. Raises as `cached_or_measured`.
         """
         ...
 
 
 @dataclass(frozen=True)
-class Revision:
-    """One revision of a model on a device.
+class LoadedModel:
+    """A loaded model of a device.
 
     Attributes:
         served: the model.
@@ -87,14 +87,14 @@ class Backend:
         executor: runs batches on the device.
         devices: runs the batches of each model.
         meter: energy meter of the device.
-        revisions: by model, those that the server starts with.
+        loaded: by name, the models that the server starts with.
     """
 
     plan: DevicePlan
     executor: ThreadExecutor
     devices: ModelDevices
     meter: EnergyMeter
-    revisions: Mapping[str, Revision]
+    loaded: Mapping[str, LoadedModel]
 
 
 def make_backend(plan: DevicePlan, profile_source: ProfileSource) -> Backend:
@@ -113,33 +113,33 @@ def make_backend(plan: DevicePlan, profile_source: ProfileSource) -> Backend:
         return profile_source.cached_or_measured(plan.settings, model, executor, meter)
 
     ready = (_ready(plan, model, executor, profile_of) for model, _ in loaded)
-    revisions = {model.name: _planned(plan, model, profile) for model, profile in ready}
-    return Backend(plan, executor, devices, meter, revisions)
+    planned = {model.name: _planned(plan, model, profile) for model, profile in ready}
+    return Backend(plan, executor, devices, meter, planned)
 
 
-def load_again(backend: Backend, model: str, revision: int, before: Chosen, profile_source: ProfileSource) -> Revision:
-    """Load another revision of a model beside the one that is served, and add it to the devices.
+def load_again(backend: Backend, name: str, id: str, before: Chosen, profile_source: ProfileSource) -> LoadedModel:
+    """Load a model again beside the one that is served, and add it to the devices.
 
     It blocks for the time of loading, measuring and solving, hence it is called in a thread. The batches that warm the
-    model up and measure it run between those of the models in service; of a user's model once a first batch has run.
+    model up and measure it run between those of the models in service, once a first batch has run.
 
     Args:
         backend: the device.
-        model: name of the model.
-        revision: number of the revision.
-        before: policy and profile of the former revision; the new one has the same policy, solved for its own profile.
+        name: of the model.
+        id: under which it is added.
+        before: policy and profile of the model in service; the new one has the same policy, solved for its own profile.
         profile_source: returns or measures its profile.
 
     Raises:
         SpecError: it cannot be loaded or served; then it is removed.
     """
-    plan = plan_model(backend.plan, model, profile_source.cached)
+    plan = plan_model(backend.plan, name, profile_source.cached)
     ((served, device),) = _load(plan, backend.meter)
     if isinstance(device, LoadedDevice):
         _load_beside(served, device, plan.settings.hung_after_s)
-    backend.devices.add(model, revision, device)
+    backend.devices.add(id, name, device)
     limit = max(plan.settings.hung_after_s, TIMEOUT_FACTOR * before.profile.service_times[-1])
-    executor = RevisionExecutor(backend.executor, revision, backend.executor.name, limit)
+    executor = LoadingExecutor(backend.executor, id, backend.executor.name, limit)
 
     def profile_of(model: ServedModel) -> Profile:
         return profile_source.measured_while_serving(plan.settings, model, executor, before.profile)
@@ -147,7 +147,7 @@ def load_again(backend: Backend, model: str, revision: int, before: Chosen, prof
     try:
         return _same_policy(before, *_ready(plan, served, executor, profile_of))
     except BaseException:
-        backend.devices.remove(model, revision)
+        backend.devices.remove(id)
         raise
 
 
@@ -273,18 +273,18 @@ def _labelled(model: ServedModel, settings: Settings) -> ServedModel:
     return replace(model, labels=labels)
 
 
-def _planned(plan: DevicePlan, model: ServedModel, profile: Profile) -> Revision:
-    return _described(Revision(model, plan.choose(model.name, profile)))
+def _planned(plan: DevicePlan, model: ServedModel, profile: Profile) -> LoadedModel:
+    return _described(LoadedModel(model, plan.choose(model.name, profile)))
 
 
-def _same_policy(before: Chosen, model: ServedModel, profile: Profile) -> Revision:
+def _same_policy(before: Chosen, model: ServedModel, profile: Profile) -> LoadedModel:
     if profile == before.profile:
-        return _described(Revision(model, before))
+        return _described(LoadedModel(model, before))
     chosen = choose_in_process(before.spec, profile, before.defaults)
-    return _described(Revision(model, replace(chosen, promised=before.promised)))
+    return _described(LoadedModel(model, replace(chosen, promised=before.promised)))
 
 
-def _described(revision: Revision) -> Revision:
-    """Log the policy of a revision, and return the revision."""
-    log_policy(revision.served.name, revision.chosen)
-    return revision
+def _described(loaded: LoadedModel) -> LoadedModel:
+    """Log the policy of a model, and return the model."""
+    log_policy(loaded.served.name, loaded.chosen)
+    return loaded

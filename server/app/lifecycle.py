@@ -16,6 +16,7 @@ from server.app.http_server import HttpServer, raise_file_limit, reload_files
 from server.backends.glibc_heap import trim_periodically
 from server.scheduling.fleet import Fleet
 from server.transport.connection import Listener
+from server.workers.worker import shared_memory
 
 if TYPE_CHECKING:
     from server.api.grpc.server import GrpcServer
@@ -79,7 +80,8 @@ async def _serve(
     if reloads:  # otherwise SIGHUP, sent when a terminal closes, ends the process as usual
         loop.add_signal_handler(signal.SIGHUP, reload_files, reloads)
     stopping = asyncio.create_task(_stop_when_broken(server, fleet))
-    trimming = asyncio.create_task(trim_periodically(lambda: server.server_state.total_requests))
+    state = server.server_state
+    trimming = asyncio.create_task(trim_periodically(lambda: state.total_requests, shared_memory().release_free))
     await server.serve(sockets=[bound])
     for task in (*drains, stopping, trimming):
         task.cancel()

@@ -1,19 +1,19 @@
 """The model repository: models are loaded again, and unloaded, while the server serves."""
 
 import asyncio
-import gc
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, TypeVar
+from itertools import count
+from typing import Literal, TypeVar
 
 from policies.smdp.choice import SHARE
 from policies.types import SpecError
 from server.api.inference import Inference
-from server.app.backend import Backend, ProfileSource, Revision, load_again
+from server.app.backend import Backend, LoadedModel, ProfileSource, load_again
 from server.app.plan import check_upstreams
 from server.errors import (
     DeviceLostError,
@@ -23,24 +23,25 @@ from server.errors import (
     NotFoundError,
     one_line,
 )
+from server.models.model import ServedModel
 from server.models.sources import read_again
 from server.models.upstream_spec import is_upstream
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.solver_process import choose_in_process
 
 _log = logging.getLogger("batchwright")
-_COLLECT_AFTER = 1.0  # s
 _POLL_INTERVAL = 0.25  # s, at which a call that waits for a load notices the shutdown
 State = Literal["READY", "LOADING", "UNAVAILABLE"]
 _T = TypeVar("_T")
-_Staged = list[tuple[Dispatcher, Revision]]  # a revision on each of its devices
+_Staged = list[tuple[Dispatcher, LoadedModel]]  # a model on each of its devices
 
 
 class Repository:
     """Loads and unloads the models that the settings list, one at a time; all methods run on the event loop.
 
-    Another revision of a model is loaded beside the one in service, and replaces it for all calls that begin from then
-    on. Calls that began before are served by the revision that read their inputs, which is removed after the last one.
+    A model is loaded under an id of its own, beside the one in service, and takes over the name for all calls that
+    begin from then on. Calls that began before are served by the model whose codec read their inputs, which is removed
+    after the last one. Where the settings say `replace`, the model in service is removed first.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Repository:
         self._profile_source = profile_source
         self._changing = asyncio.Lock()
         self._loading: str | None = None
+        self._numbers = count(2)  # of ids
         self._background: set[asyncio.Task[None]] = set()
         self._pool = ThreadPoolExecutor(1, "load")  # that of asyncio.to_thread would delay the exit until it is loaded
 
@@ -75,8 +77,8 @@ class Repository:
 
         Raises:
             NotFoundError: the settings do not list the model.
-            SpecError: it cannot be loaded or served; the revision in service stays.
-            ExecutionError: loading failed otherwise; the revision in service stays.
+            SpecError: it cannot be loaded or served; the model in service stays.
+            ExecutionError: loading failed otherwise; the model in service stays.
             DrainingError: the server is stopping.
         """
         self._check_listed(model)
@@ -101,10 +103,12 @@ class Repository:
 
     async def _load(self, model: str) -> None:
         async with self._changing:
-            self._loading = model
-            _log.info("%s: loading revision %d", model, self._next_revision(model))
+            self._loading, id = model, f"{model}#{next(self._numbers)}"
+            _log.info("%s: loading %s", model, id)
             try:
-                self._put_in_service(model, await self._stage(model))
+                if self._replaces and self._withdraw(model):
+                    await self._retire(self._inference.models[model])
+                self._put_in_service(model, id, await self._stage(model, id))
             except (SpecError, DeviceLostError, DeviceUnavailableError) as error:
                 _log.error("%s is not loaded: %s", model, error)
                 raise SpecError(f"{model} is not loaded: {error}{self._remaining(model)}") from error
@@ -115,36 +119,35 @@ class Repository:
                 ) from error
             finally:
                 self._loading = None
-                # a revision that failed is garbage, in cycles, once its exception is handled
-                asyncio.get_running_loop().call_later(_COLLECT_AFTER, gc.collect)
+
+    @property
+    def _replaces(self) -> bool:
+        return next(iter(self._backends.values())).plan.settings.reload == "replace"
 
     def _remaining(self, model: str) -> str:
-        return "" if model in self._inference.fleet.unloaded else "; the revision in service stays"
+        return "" if model in self._inference.fleet.unloaded else "; the model in service stays"
 
     def _run_in_thread(self, work: Callable[[], _T]) -> "asyncio.Future[_T]":
         return asyncio.get_running_loop().run_in_executor(self._pool, work)
 
-    def _next_revision(self, model: str) -> int:
-        return self._inference.models[model].revision + 1
-
-    async def _stage(self, model: str) -> _Staged:
-        """Load the next revision of a model on all its devices that work; if that raises, it is removed from them."""
+    async def _stage(self, model: str, id: str) -> _Staged:
+        """Load a model under an id on all its devices that work; if that raises, it is removed from them."""
         devices = [d for d in self._inference.fleet.devices_of(model) if not d.broken.is_set()]
         if not devices:
             raise SpecError(f"no device of {model} works; restart the server")
         staged: _Staged = []
         try:
             with _shared(devices):
-                await self._run_in_thread(partial(self._load_on, devices, model, staged))
+                await self._run_in_thread(partial(self._load_on, devices, model, id, staged))
                 await self._follow_swaps(model, staged)
         except BaseException:
             for dispatcher, _ in staged:
-                self._backends[dispatcher].devices.remove(model, self._next_revision(model))
+                self._backends[dispatcher].devices.remove(id)
             raise
         return staged
 
-    def _load_on(self, devices: Sequence[Dispatcher], model: str, staged: _Staged) -> None:
-        """Load the next revision of a model on these devices, in a thread; append each to `staged`."""
+    def _load_on(self, devices: Sequence[Dispatcher], model: str, id: str, staged: _Staged) -> None:
+        """Load a model under an id on these devices, in a thread; append each to `staged`."""
         backends = [self._backends[dispatcher] for dispatcher in devices]
         settings = [backend.plan.settings.only(model) for backend in backends]
         try:
@@ -153,13 +156,13 @@ class Repository:
                     stack.enter_context(read_again(spec))
                 check_upstreams([one for one in settings if is_upstream(one.device)])
                 for dispatcher, backend in zip(devices, backends, strict=True):
-                    before, revision = dispatcher.chosen[model], self._next_revision(model)
-                    staged.append((dispatcher, load_again(backend, model, revision, before, self._profile_source)))
+                    before = dispatcher.chosen[model]
+                    staged.append((dispatcher, load_again(backend, model, id, before, self._profile_source)))
         except (KeyboardInterrupt, SystemExit, GeneratorExit) as error:  # which would end the event loop
             raise SpecError(f"it raised {type(error).__name__}") from error
 
     async def _follow_swaps(self, model: str, staged: _Staged) -> None:
-        """Choose the policies again that were swapped while the revision was loaded."""
+        """Choose the policies again that were swapped while the model was loaded."""
         while swapped := [
             index
             for index, (dispatcher, loaded) in enumerate(staged)
@@ -171,43 +174,43 @@ class Repository:
                 again = await self._run_in_thread(partial(choose_in_process, spec, chosen.profile, chosen.defaults))
                 staged[index] = dispatcher, replace(loaded, chosen=replace(again, promised=chosen.promised))
 
-    def _put_in_service(self, model: str, staged: _Staged) -> None:
-        inference, former, revision = self._inference, self._inference.models[model], self._next_revision(model)
+    def _put_in_service(self, model: str, id: str, staged: _Staged) -> None:
+        inference, former = self._inference, self._inference.models[model]
         for dispatcher, loaded in staged:
             by_shape = loaded.served.codec.varies_in_shape
-            dispatcher.set_revision(model, revision, loaded.chosen, by_shape)
+            dispatcher.switch(model, id, loaded.chosen, by_shape)
             inference.metrics.policy(model, dispatcher.device, loaded.chosen.name, loaded.chosen.spec)
             inference.metrics.objective(model, loaded.chosen.objective, SHARE)
-        inference.models[model] = served = replace(staged[0][1].served, revision=revision)
+        inference.models[model] = served = replace(staged[0][1].served, id=id)
         inference.metrics.weights(model, served.weights == "random")
         was_unloaded = model in inference.fleet.unloaded
         inference.fleet.unloaded.discard(model)
-        _log.info("%s: revision %d is in service", model, revision)
+        _log.info("%s: %s is in service", model, id)
         if not was_unloaded:
-            self._keep(self._retire(model, former.revision))
+            self._keep(self._retire(former))
 
     async def _unload(self, model: str) -> None:
         async with self._changing:
-            if model in self._inference.fleet.unloaded:
-                return
-            self._inference.fleet.unloaded.add(model)
-            for dispatcher in self._inference.fleet.devices_of(model):
-                dispatcher.set_revision(model, None)
-            _log.info("%s is unloaded: accepted calls are answered, new ones rejected", model)
-            self._keep(self._retire(model, self._inference.models[model].revision))
+            if self._withdraw(model):
+                self._keep(self._retire(self._inference.models[model]))
 
-    async def _retire(self, model: str, revision: int) -> None:
-        """Remove a revision from the devices after its last call."""
-        await self._inference.calls_ended(model, revision)
-        networks: list[Any] = []
+    def _withdraw(self, model: str) -> bool:
+        """Reject new calls of a model; return False if that is so already."""
+        if model in self._inference.fleet.unloaded:
+            return False
+        self._inference.fleet.unloaded.add(model)
         for dispatcher in self._inference.fleet.devices_of(model):
-            dispatcher.end_revision(model)
-            networks += self._backends[dispatcher].devices.remove(model, revision)
-        if any(network() is not None for network in networks):  # in cycles; a collection delays all calls
-            gc.unfreeze()  # see lifecycle.py
-            gc.collect()
-            gc.freeze()
-        _log.info("%s: revision %d is removed", model, revision)
+            dispatcher.switch(model, None)
+        _log.info("%s is unloaded: accepted calls are answered, new ones rejected", model)
+        return True
+
+    async def _retire(self, served: ServedModel) -> None:
+        """Remove a loaded model from the devices after its last call."""
+        await self._inference.calls_ended(served.id)
+        for dispatcher in self._inference.fleet.devices_of(served.name):
+            dispatcher.forget(served.id)
+            self._backends[dispatcher].devices.remove(served.id)
+        _log.info("%s: %s is removed", served.name, served.id)
 
     async def _finish(self, work: Coroutine[None, None, None]) -> None:
         """Wait for a load or unload, which goes on if the caller is cancelled or the server is stopping."""
@@ -229,7 +232,7 @@ class Repository:
 
 @contextmanager
 def _shared(devices: Sequence[Dispatcher]) -> Iterator[None]:
-    """Mark devices as shared with a revision that is being loaded in the `with` block."""
+    """Mark devices as shared with a model that is being loaded in the `with` block."""
     for dispatcher in devices:
         dispatcher.shared = True
     try:

@@ -36,7 +36,7 @@ class Batch:
         first_stage: the first stage to run, counted from 0.
         stages: number of stages to run; None runs to the end.
         standby: where the launch after it is offered; None if there is none.
-        revision: revision of the model, counted from 0; another one is loaded each time that it is reloaded.
+        id: of the model on its device; empty if that is its name.
     """
 
     model: str
@@ -44,7 +44,7 @@ class Batch:
     first_stage: int = 0
     stages: int | None = None
     standby: "Standby | None" = None
-    revision: int = 0
+    id: str = ""
 
     @property
     def last_stage(self) -> int | None:
@@ -203,10 +203,10 @@ def start_timeout(running: "asyncio.Future[Completion]", size: int, timeout: flo
     running.add_done_callback(lambda _: timer.cancel())
 
 
-def uploaded(executor: Executor, model: str, samples: Sequence[Any], revision: int = 0) -> list[Any]:
-    """The samples as inputs of batches: copied to the device before, if the executor can, so that batches need not."""
-    upload: Callable[[str, int, Any], Any] | None = getattr(executor, "upload", None)
-    return [*samples] if upload is None else [upload(model, revision, sample) for sample in samples]
+def uploaded(executor: Executor, model: str, samples: Sequence[Any]) -> list[Any]:
+    """The samples as inputs of batches, copied beforehand, if the executor can; `model` is the model's id."""
+    upload: Callable[[str, Any], Any] | None = getattr(executor, "upload", None)
+    return [*samples] if upload is None else [upload(model, sample) for sample in samples]
 
 
 def check_outputs(batch: Batch, completion: Completion) -> Completion:
@@ -248,14 +248,6 @@ class LaunchingDevice(Device, Protocol):
 
     def launch(self, batch: Batch, /) -> RunningBatch | None:
         """Start the batch; None if only `serve` can run it."""
-        ...
-
-
-class UploadingDevice(Device, Protocol):
-    """A Device to which samples can be copied before the launch of their batch."""
-
-    def upload(self, model: str, revision: int, sample: Any, /) -> Any:
-        """Start the copy of a sample, and return the batch's input in its place; called on the event loop's thread."""
         ...
 
 
@@ -301,7 +293,7 @@ class ThreadExecutor:
         """Start the thread; from now on `device` is used by this executor alone."""
         self.name = name
         self._device = device
-        self._upload: Callable[[str, int, Any], Any] | None = getattr(device, "upload", None)
+        self._upload: Callable[[str, Any], Any] | None = getattr(device, "upload", None)
         self._direct: Callable[[Batch], DirectDevice | None] = getattr(device, "direct", lambda _: None)
         self._turn = threading.Lock()  # held while a batch is in service
         self._in_thread: deque[None] = deque()  # one for each batch that the thread has not run
@@ -319,9 +311,9 @@ class ThreadExecutor:
         self._work.put(partial(self._serve, (batch, done)))
         return done
 
-    def upload(self, model: str, revision: int, sample: Any) -> Any:
-        """Start the copy of a sample to the device, and return what is a batch's input in its place."""
-        return sample if self._upload is None else self._upload(model, revision, sample)
+    def upload(self, model: str, sample: Any) -> Any:
+        """Copy a sample to where the model of this id reads it, and return what is a batch's input in its place."""
+        return sample if self._upload is None else self._upload(model, sample)
 
     def call(self, function: Callable[[], _T]) -> "Future[_T]":
         """Queue a function for the thread, and return the future of its result."""

@@ -24,23 +24,25 @@ def keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, _KEPT)
 
 
-async def trim_periodically(requests: Callable[[], int], interval: float = _TRIM_INTERVAL) -> None:
-    """Trim the heap after each interval, s, in which the count of requests has grown.
+async def trim_periodically(
+    requests: Callable[[], int], release: Callable[[], None], interval: float = _TRIM_INTERVAL
+) -> None:
+    """Trim the heap, and release other free memory, after each interval, s, in which the count of requests has grown.
 
     Bodies and samples are allocated by the thousand and decoded in threads, so that the heap fragments and grows for
     hours without this. Memory mapping such blocks instead costs a quarter of the throughput. Trimming takes some
     milliseconds in another thread, without the interpreter's lock.
     """
     trim = _libc_function("malloc_trim")
-    if trim is None:
-        return
-    before = requests()
+    before = -1  # the start has left free memory, too
     while True:
         await asyncio.sleep(interval)
         now = requests()
         if now != before:
             before = now
-            await asyncio.to_thread(trim, 0)
+            await asyncio.to_thread(release)
+            if trim is not None:
+                await asyncio.to_thread(trim, 0)
 
 
 def _libc_function(name: str) -> Callable[..., int] | None:

@@ -1,13 +1,9 @@
 """A Device for several models, of which each has a Device of its own on the same hardware."""
 
 import asyncio
-import gc
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import FunctionType, ModuleType
-from typing import Any, TypeVar
-from weakref import ref
+from typing import Any
 
 from server.backends.executor import (
     Batch,
@@ -23,135 +19,112 @@ from server.backends.executor import (
 from server.errors import DeviceLostError
 from server.models.tensors.python_source import one_line_errors
 
-_DEPTH = 8  # of references in which networks are searched
-_OTHERS_PART = 2.0  # time for other batches after one of a revision that is being measured, of its service time
-_T = TypeVar("_T")
+_OTHERS_PART = 2.0  # time for other batches after one of a model that is being measured, of its service time
 
 
 class ModelDevices:
-    """Runs each batch on the Device of its model's revision."""
+    """Runs each batch on the Device of its model, by the model's id."""
 
     def __init__(self, devices: Mapping[str, Device]) -> None:
-        """`devices` are by model name, of the revision 0."""
-        self._devices = {(model, 0): device for model, device in devices.items()}
+        """`devices` are by model; the names are the ids."""
+        self._devices = dict(devices)
+        self._names = {model: model for model in devices}  # by id
 
     def serve(self, batch: Batch, /) -> Sequence[Any]:
         """Run the batch on its model's device."""
-        return self._devices[batch.model, batch.revision].serve(batch)
+        return self._devices[batch.id or batch.model].serve(batch)
 
     def launch(self, batch: Batch, /) -> RunningBatch | None:
         """Start the batch; None if its model's device cannot launch."""
-        launch = getattr(self._devices[batch.model, batch.revision], "launch", None)
+        launch = getattr(self._devices[batch.id or batch.model], "launch", None)
         running: RunningBatch | None = None if launch is None else launch(batch)
         return running
 
-    def upload(self, model: str, revision: int, sample: Any) -> Any:
-        """Start the copy of a sample to its model's device, if that can, and return a batch's input in its place."""
-        upload = getattr(self._devices.get((model, revision)), "upload", None)
+    def upload(self, model: str, sample: Any) -> Any:
+        """Copy a sample to where the device of a model reads it, and return a batch's input in its place."""
+        upload = getattr(self._devices.get(model), "upload", None)
         return sample if upload is None else upload(sample)
 
     def load(self) -> None:
-        """Load the models of users.
+        """Load the models that workers run.
 
         Raises:
             SpecError: a model raised an exception.
         """
-        for (name, _), device in self._devices.items():
+        for name, device in self._devices.items():
             if isinstance(device, LoadedDevice):
                 with one_line_errors(f"loading {name}"):
                     device.load()
 
-    def add(self, model: str, revision: int, device: Device) -> None:
-        """Add another revision of a model, whose device is loaded. Can be called on any thread."""
-        self._devices[model, revision] = device
+    def add(self, model: str, name: str, device: Device) -> None:
+        """Add a model by its id, whose device is loaded, beside others of its name. Can be called on any thread."""
+        self._names[model] = name
+        self._devices[model] = device
 
-    def remove(self, model: str, revision: int) -> "Sequence[ref[Any]]":
-        """Remove a revision that has no batches any more, and end its process or connection; on any thread.
-
-        Returns:
-            References to its networks: those that are still alive are in reference cycles.
-        """
-        device = self._devices.pop((model, revision), None)
-        end = getattr(device, "end", None)
+    def remove(self, model: str) -> None:
+        """Remove a model that has no batches any more, and end its process or connection; on any thread."""
+        end = getattr(self._devices.pop(model, None), "end", None)
+        self._names.pop(model, None)
         if end is not None:
             end()
-        return _networks(device)
 
     def direct(self, batch: Batch) -> DirectDevice | None:
         """The device of the batch, if the event loop can hand it over; else None."""
-        device = self._devices.get((batch.model, batch.revision))
+        device = self._devices.get(batch.id or batch.model)
         return device if isinstance(device, DirectDevice) else None
 
-    def worker_of(self, model: str) -> dict[str, Any]:
-        """Facts of the process of a model's newest revision; empty without one."""
-        device = next((device for (name, _), device in reversed(self._devices.items()) if name == model), None)
-        facts: dict[str, Any] = getattr(device, "facts", dict)()
+    def worker_of(self, name: str) -> dict[str, Any]:
+        """Facts of the process of the newest model of a name; empty without one."""
+        own = [device for model, device in self._devices.items() if self._names.get(model) == name]
+        facts: dict[str, Any] = getattr(own[-1] if own else None, "facts", dict)()
         return facts
 
     def all(self) -> Sequence[Device]:
-        """The devices of all revisions."""
+        """The devices of all models."""
         return [*self._devices.values()]
 
-    def restart(self, model: str, hung: bool) -> None:
-        """Load a user's model again, in all its revisions, after a batch did not end in time or its process died.
+    def restart(self, name: str, hung: bool) -> None:
+        """Load all models of a name again, after a batch did not end in time or its process died.
 
         Raises:
-            DeviceLostError: it is no model of a user.
+            DeviceLostError: they have no process of their own.
         """
-        own = [device for (name, _), device in self._devices.items() if name == model]
+        own = [device for model, device in self._devices.items() if self._names[model] == name]
         if not all(isinstance(device, LoadedDevice) for device in own):
-            raise DeviceLostError(f"{model} cannot be loaded again")
+            raise DeviceLostError(f"{name} cannot be loaded again")
         for device in own:
             assert isinstance(device, LoadedDevice)
             device.restart(hung)
 
 
-def _networks(root: object) -> "list[ref[Any]]":
-    """References to the torch modules that an object refers to, directly or by a few others."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return []
-    found, seen, level = list["ref[Any]"](), set[int](), [root]
-    for _ in range(_DEPTH):
-        below = list[Any]()
-        for each in level:
-            if isinstance(each, torch.nn.Module):
-                found += map(ref, each.modules())
-            elif id(each) not in seen and not isinstance(each, type | ModuleType | FunctionType):
-                below += gc.get_referents(each)
-            seen.add(id(each))
-        level = below
-    return found
-
-
 @dataclass(slots=True)
-class RevisionExecutor:
-    """An Executor that runs batches of one revision of a model among those of another executor.
+class LoadingExecutor:
+    """An Executor that runs batches of a model that is being loaded among those of the models in service.
 
     Attributes:
         executor: runs them.
-        revision: the revision.
+        model: id of the model.
         name: the device's name.
         timeout: limit of each batch, with its wait for others, s; a batch that is queued behind one that hangs never
             runs.
     """
 
     executor: Executor
-    revision: int
+    model: str
     name: str
     timeout: float
 
     def run(self, batch: Batch, /) -> asyncio.Future[Completion]:
-        """Run the batch with this revision, and leave the device to the others afterwards for twice as long.
+        """Run the batch with this model, and leave the device to the others afterwards for twice as long.
 
         No launch is taken from its standby, since that would leave the others no time. The completion says that one
         began at the batch's end, as on a device without others. The future raises BatchTimeoutError after the timeout.
         """
-        return asyncio.ensure_future(self._run(replace(batch, revision=self.revision, standby=None)))
+        return asyncio.ensure_future(self._run(replace(batch, id=self.model, standby=None)))
 
-    def upload(self, model: str, _: int, sample: Any) -> Any:
-        """Start the copy of a sample to the device, if the executor can, and return a batch's input in its place."""
-        (found,) = uploaded(self.executor, model, [sample], self.revision)
+    def upload(self, _: str, sample: Any) -> Any:
+        """Copy a sample beforehand, if the executor can, and return a batch's input in its place."""
+        (found,) = uploaded(self.executor, self.model, [sample])
         return found
 
     async def _run(self, batch: Batch) -> Completion:

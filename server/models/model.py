@@ -227,7 +227,7 @@ class ServedModel(Generic[Codec_co]):
         max_batch_size: the largest batch.
         platform: the framework that runs it, for the protocol's documents.
         size_predictor: predicts service times of requests; None if they do not differ.
-        revision: how often it was loaded again before, while the server served.
+        id: under which its device has it, the name, or another one after each load while the server serves.
         signature: its inputs and outputs.
         output_bytes: memory of the outputs of one sample, as far as their shapes do not vary.
     """
@@ -239,12 +239,14 @@ class ServedModel(Generic[Codec_co]):
     max_batch_size: int
     platform: str = "pytorch"
     size_predictor: SizePredictor | None = None
-    revision: int = 0
+    id: str = ""
     signature: Signature = field(init=False)
     output_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
         """Set what the codec and the number of labels determine."""
+        if not self.id:
+            object.__setattr__(self, "id", self.name)
         object.__setattr__(self, "signature", self.codec.signature(len(self.labels)))
         object.__setattr__(self, "output_bytes", sum(spec.sample_bytes for spec in self.signature.outputs))
 

@@ -116,7 +116,7 @@ class TorchvisionSource(ModelSource):
             model: ServedModel[Any] = worker.describe()
         except WorkerDiedError as error:
             raise SpecError(f"{name}: {error} while the network was loaded") from error
-        return replace(model, name=name), worker
+        return replace(model, name=name, id=name), worker
 
 
 class TextSource(ModelSource):

@@ -60,11 +60,11 @@ class Call:
         requests: its requests that are queued or in service.
         missing: number of samples without an output.
         losses: number of devices that were lost while they served it.
-        revision: revision of the model that made its inputs.
+        id: of the model whose codec made its inputs.
     """
 
     __slots__ = (
-        *("arrival", "earliest", "expires", "future", "losses", "missing", "model", "requests", "revision"),
+        *("arrival", "earliest", "expires", "future", "losses", "missing", "model", "requests", "id"),
         *("samples", "span"),
     )
 
@@ -80,7 +80,7 @@ class Call:
         expires: float,
         earliest: float,
         span: Any = None,
-        revision: int = 0,
+        id: str = "",
     ) -> None:
         """`sizes` and `shapes` are those of the samples; empty where requests do not differ."""
         self.future = future
@@ -99,7 +99,7 @@ class Call:
         self.requests: list[Request] = []
         self.missing = len(inputs)
         self.losses = 0
-        self.revision = revision
+        self.id = id or model
 
     def make_requests(self, chosen: Chosen, ids: Iterator[int]) -> list[Request]:
         """Make a request for each sample without an output.
@@ -188,4 +188,4 @@ def make_batch(launch: Launch, standby: Standby, continues: bool = False) -> Bat
     """Make the batch of a launch; without inputs if it `continues` the batch in service, whose outputs they will be."""
     first = launch.requests[0]
     inputs = [] if continues else [r.payload.data for r in launch.requests]
-    return Batch(first.kind.model, inputs, first.stage, launch.stages, standby, first.payload.call.revision)
+    return Batch(first.kind.model, inputs, first.stage, launch.stages, standby, first.payload.call.id)

@@ -182,7 +182,7 @@ class Controller:
         reduced.retry = self._retry_after(reduced.wait, model)
 
     def _state(self, model: str) -> _Monitored:
-        """Return the state of a model; a new one after a policy swap, or for another revision and its profile."""
+        """Return the state of a model; a new one after a policy swap, or for another loaded model and its profile."""
         monitored, chosen = self._monitored[model], self._dispatcher.chosen[model]
         if chosen.profile is not monitored.current.profile and (reduced := self._reduced.pop(model, None)):
             reduced.retry.cancel()

@@ -6,7 +6,6 @@ or an instant. It is the only writer of the queue. All of it runs on the event l
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -79,8 +78,8 @@ class Dispatcher:
         on_available: called when a device that was unavailable serves again.
         broken: set when nothing can be served any more: the device is lost, or the loop failed.
         available: whether the device can be used now; false while it recovers by itself, as another server may.
-        shared: whether another revision is being loaded on the device. Its batches disturb service times and energies,
-            so that none of these are reported to `on_served`.
+        shared: whether a model is being loaded on the device. Its batches disturb service times and energies, so that
+            none of these are reported to `on_served`.
     """
 
     tracing: "Tracing | None" = None
@@ -105,15 +104,15 @@ class Dispatcher:
         self.chosen = dict(chosen)
         self.broken = asyncio.Event()
         self._executor = executor
-        self._upload: Callable[[str, int, Any], Any] | None = getattr(executor, "upload", None)
+        self._upload: Callable[[str, Any], Any] | None = getattr(executor, "upload", None)
         self._recoverable = executor if isinstance(executor, RecoverableExecutor) else None
         self._metrics = metrics
         self._clock = clock
         self._limits = limits
         self._admission = Admission()
         self._by_shape = set(by_shape)
-        self._revisions: dict[str, int | None] = {}  # by model, the one in use if it is not 0; None: none is
-        self._retiring: Counter[str] = Counter()  # revisions that still have calls, by model
+        self._loaded: dict[str, str | None] = {model: model for model in chosen}  # ids by name; None: unloaded
+        self._retiring = set[str]()  # ids of models that were replaced, and still have calls
         policy, monitor = combine(self.chosen, self._by_shape)
         largest = {model: choice.profile.max_batch_size for model, choice in chosen.items()}
         iterating = [model for model, choice in chosen.items() if choice.profile.has_decode_steps]
@@ -140,7 +139,7 @@ class Dispatcher:
         timeout: float = inf,
         sizes: Sequence[float] = (),
         shapes: Sequence[str] = (),
-        revision: int = 0,
+        id: str = "",
     ) -> "asyncio.Future[list[Sample]]":
         """Queue the samples of a call, all or none; cancelling the future removes them from the queue.
 
@@ -150,7 +149,7 @@ class Dispatcher:
             timeout: remaining timeout of the client, s.
             sizes: predicted service time of each sample when served alone, s; empty where requests do not differ.
             shapes: shape of each sample, with which it shares a batch; empty where they do not differ.
-            revision: revision of the model whose codec made the inputs.
+            id: of the model whose codec made the inputs; empty if that is its name.
 
         Raises:
             QueueFullError: the queue has no room for all of them.
@@ -174,7 +173,7 @@ class Dispatcher:
             expires=now + timeout,
             earliest=earliest,
             span=None if self.tracing is None else self.tracing.current(),
-            revision=revision,
+            id=id,
         )
         self._metrics.history.arrived(model, len(inputs))
         self.enqueue(call)
@@ -188,7 +187,7 @@ class Dispatcher:
         now = self._clock()
         for request in call.make_requests(self.chosen[call.model], self._ids):
             if self._upload is not None:
-                request.payload.data = self._upload(call.model, call.revision, request.payload.input)
+                request.payload.data = self._upload(call.id, request.payload.input)
             if self._retiring:
                 request.kind = self._kind_of(request)
             self._batcher.arrive(request, now)
@@ -242,31 +241,29 @@ class Dispatcher:
         self._apply_policies()
         return self.chosen[model]
 
-    def set_revision(
-        self, model: str, revision: int | None, chosen: Chosen | None = None, by_shape: bool = False
-    ) -> None:
-        """Use another revision of `model` for the calls that it makes from now on, with its policy.
+    def switch(self, model: str, id: str | None, chosen: Chosen | None = None, by_shape: bool = False) -> None:
+        """Give the name `model` to another loaded model, for the calls that are made from now on, with its policy.
 
-        The calls of the revision in use before are served by that one, without waiting for more, until `end_revision`.
+        The calls of the former one are served by that, without waiting for more, until `forget`.
 
         Args:
             model: one of `chosen`.
-            revision: the revision; the executor has it. None: none is used any more.
+            id: of the loaded model; the executor has it. None: the name has none any more.
             chosen: its policy and profile.
             by_shape: whether its inputs vary in shape.
         """
-        if self._revisions.get(model, 0) is not None:
-            self._retiring[model] += 1
-        self._revisions[model] = revision
+        former, self._loaded[model] = self._loaded[model], id
+        if former is not None:
+            self._retiring.add(former)
         if chosen is None:
             self._apply_policies()
             return
         (self._by_shape.add if by_shape else self._by_shape.discard)(model)
         self.set_policy(model, chosen)
 
-    def end_revision(self, model: str) -> None:
-        """Launch by the policy alone again, since a revision of `model` that was replaced has no calls any more."""
-        self._retiring -= Counter((model,))
+    def forget(self, id: str) -> None:
+        """Launch by the policy alone again, since a model that was replaced has no calls any more."""
+        self._retiring.discard(id)
         self._apply_policies()
 
     def _apply_policies(self) -> None:
@@ -277,9 +274,9 @@ class Dispatcher:
         self._on_change()
 
     def _kind_of(self, request: Request) -> Kind:
-        model, revision = request.kind.model, request.payload.call.revision
+        model, loaded = request.kind.model, request.payload.call.id
         kind = self.chosen[model].kind(model, request.size, request.kind.shape)
-        return kind if revision == self._revisions.get(model, 0) else kind._replace(retired=revision + 1)
+        return kind if loaded == self._loaded[model] else kind._replace(retired=loaded)
 
     @property
     def device(self) -> str:

@@ -56,10 +56,10 @@ class Fleet:
         timeout: float = inf,
         sizes: Sequence[float] = (),
         shapes: Sequence[str] = (),
-        revision: int = 0,
+        id: str = "",
     ) -> "asyncio.Future[list[Sample]]":
         """Call `Dispatcher.submit` for the device with the least expected response time."""
-        return self._route(model, len(inputs)).submit(model, inputs, timeout, sizes, shapes, revision)
+        return self._route(model, len(inputs)).submit(model, inputs, timeout, sizes, shapes, id)
 
     def check_loaded(self, model: str) -> None:
         """Check that a model is not unloaded, before a call of it begins.

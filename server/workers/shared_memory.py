@@ -34,7 +34,7 @@ class FreeSpace:
 
     def take(self, size: int) -> int | None:
         """Take `size` bytes, and return where they start; None if no free part is large enough."""
-        for index, (start, end) in enumerate(zip(self._starts, self._ends, strict=True)):
+        for index, (start, end) in enumerate(self.parts()):
             if end - start >= size:
                 self._starts[index] += size
                 if start + size == end:
@@ -54,6 +54,10 @@ class FreeSpace:
         if index + 1 < len(self._starts) and self._starts[index + 1] == end:
             self._ends[index] = self._ends.pop(index + 1)
             del self._starts[index + 1]
+
+    def parts(self) -> list[tuple[int, int]]:
+        """The free parts, each with its start and end."""
+        return [*zip(self._starts, self._ends, strict=True)]
 
     @property
     def free(self) -> int:
@@ -90,8 +94,7 @@ class SharedMemory:
             return None
         rounded = -(-size // _ALIGNMENT) * _ALIGNMENT
         with self._lock:
-            while self._freed:
-                self._space.give_back(*self._freed.popleft())
+            self._take_back()
             start = self._space.take(rounded)
         if start is None:
             return None
@@ -133,10 +136,20 @@ class SharedMemory:
         """The bytes from an offset on."""
         return memoryview(self.memory)[offset : offset + size]
 
+    def release_free(self) -> None:
+        """Give the pages of the parts that are free back to the system."""
+        with self._lock:
+            self._take_back()
+            for start, end in self._space.parts():
+                self.memory.madvise(mmap.MADV_REMOVE, start, end - start)
+
+    def _take_back(self) -> None:
+        while self._freed:
+            self._space.give_back(*self._freed.popleft())
+
     @property
     def used(self) -> int:
         """Number of bytes in use."""
         with self._lock:
-            while self._freed:
-                self._space.give_back(*self._freed.popleft())
+            self._take_back()
             return self._size - self._space.free

@@ -112,7 +112,7 @@ def test_a_standby_launch_runs_while_the_outputs_before_are_collected(
         for size in (LARGEST, 1):
             await executor.run(Batch("m", samples[:size]))
         standby, following = Standby(), asyncio.get_running_loop().create_future()
-        inputs = [executor.upload("m", 0, each) for each in samples]
+        inputs = [executor.upload("m", each) for each in samples]
         standby.offer(Batch("m", inputs, standby=standby), following)
         first = await executor.run(Batch("m", samples[:1], standby=standby))
         second = await following

@@ -15,7 +15,7 @@ from policies.files import cache_folder
 from policies.profile import Profile
 from profiler import cache
 from profiler.cache import CacheKey
-from profiler.first_profile import FirstProfiles, _key, _profile_model, cold_copies, first_profile, make_subject
+from profiler.first_profile import FirstProfiles, _key, _profile_model, cold_rounds, first_profile, make_subject
 from profiler.preflight import NOTHING_FOUND, Findings
 from server.backends.buckets import bucket_sizes
 from server.backends.executor import Batch, Completion
@@ -189,12 +189,16 @@ def test_a_profile_measured_by_another_process_during_the_wait_is_used(monkeypat
 
 
 def test_images_exceed_the_processors_caches_and_other_samples_are_kept() -> None:
-    subject = make_subject(KnownExecutor(), emulated_model("net", 4), NoMeter())
+    class Copying(KnownExecutor):
+        def upload(self, _: str, sample: Any) -> Any:
+            return sample.copy()
+
+    subject = make_subject(Copying(), emulated_model("net", 4), NoMeter())
     assert sum(sample.nbytes for sample in subject.samples) > 100e6
     assert len({sample.ctypes.data for sample in subject.samples}) == len(subject.samples)
     assert len(make_subject(KnownExecutor(), emulated_model("net", 4), CountingMeter()).samples) == 16
-    assert cold_copies([{"x": 1}, {"x": 2}]) == [{"x": 1}, {"x": 2}]
-    assert len(cold_copies([np.zeros(4)])) == 4096
+    assert cold_rounds([{"x": 1}, {"x": 2}]) == 1
+    assert cold_rounds([np.zeros(4)]) == 4096
 
 
 def test_on_a_device_that_pads_only_buckets_are_measured_and_the_profile_is_cut_where_it_stops_to_gain(

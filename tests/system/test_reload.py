@@ -97,14 +97,14 @@ def test_a_model_and_its_neighbours_are_read_again(server: Server, folder: Path)
 
 
 def test_another_signature_is_used_from_the_swap_on(server: Server, folder: Path) -> None:
-    former = fetch(server.url, "/live?model=mine").json["revision"]
+    former = fetch(server.url, "/live?model=mine").json["id"]
     write(folder, 2.0, size=2)
     assert load(server).status == 200
     assert y(predict(server, [1, 2])) == [2.0, 4.0]
     assert fetch(server.url, "/v2/models/mine").json["inputs"][0]["shape"] == [-1, 2]
     assert predict(server, [1]).status == 400
     form, state = (fetch(server.url, f"/live{path}?model=mine").json for path in ("/form", ""))
-    assert form["revision"] == state["revision"] == former + 1, "the page fetches the form again"
+    assert form["id"] == state["id"] != former, "the page fetches the form again"
 
 
 @pytest.mark.parametrize(
@@ -126,21 +126,23 @@ def test_another_signature_is_used_from_the_swap_on(server: Server, folder: Path
         ),
     ],
 )
-def test_a_broken_revision_leaves_the_former_one_in_service(
+def test_a_broken_model_leaves_the_former_one_in_service(
     server: Server, folder: Path, write_it: object, error: str
 ) -> None:
     write_it(folder)  # type: ignore[operator]
     answer = load(server)
     assert answer.status == 400
     assert error in answer.json["error"]
-    assert answer.json["error"].endswith("; the revision in service stays")
+    assert answer.json["error"].endswith("; the model in service stays")
     assert y(predict(server, [3])) == [3.0]
     write(folder, 5.0)
     assert load(server).status == 200
     assert y(predict(server, [3])) == [15.0]
 
 
-def test_a_revision_that_hangs_holds_no_other_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_hangs_while_it_is_loaded_holds_no_other_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     write(tmp_path, 1.0)
     flags = ("--device", "cpu", "--policy", "greedy", "--hung-after-s", "2")
@@ -159,6 +161,27 @@ def test_a_revision_that_hangs_holds_no_other_call(tmp_path: Path, monkeypatch: 
         assert loading.result().status == 400
         assert "a batch of 1 failed: it did not end within 2 s" in loading.result().json["error"]
         assert y(predict(server, [3])) == [3.0]
+
+
+def test_with_replace_the_former_process_ends_before_the_next_one_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    pids, code = tmp_path / "pids", MODEL.replace("SIZE", "1").replace("from neighbour import FACTOR", "FACTOR = 2.0")
+    alone = f"import os; others = [p for p in open({str(pids)!r}).read().split() if os.path.exists('/proc/' + p)]"
+    note = f"{alone}; assert not others, others; open({str(pids)!r}, 'a').write(f'{{os.getpid()}} ')"
+    pids.touch()
+    (tmp_path / "model.py").write_text(code.replace("LOAD", note))
+    with serving(
+        f"mine={tmp_path}/model.py:Mine", "--device", "cpu", "--policy", "greedy", "--reload", "replace"
+    ) as one:
+        assert y(predict(one, [3])) == [6.0]
+        assert load(one).status == 200
+        assert y(predict(one, [3])) == [6.0]
+        assert len(pids.read_text().split()) == 2
+        (tmp_path / "model.py").write_text(code.replace("LOAD", "raise ValueError"))
+        assert load(one).status == 400
+        assert (predict(one, [3]).status, fetch(one.url, "/v2/models/mine/ready").status) == (503, 503)
 
 
 def test_the_server_stops_while_a_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +227,7 @@ def test_unloading_rejects_new_calls_and_loading_serves_again(server: Server) ->
     assert y(predict(server, [3])) == [3.0]
 
 
-def test_a_body_that_is_sent_slowly_is_served_by_the_revision_that_admitted_it(server: Server, folder: Path) -> None:
+def test_a_body_that_is_sent_slowly_is_served_by_the_model_that_admitted_it(server: Server, folder: Path) -> None:
     body = b'{"inputs": {"x": [3]}}'
     head = b"POST /predict/mine HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
     with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as slow:

@@ -226,7 +226,7 @@ def test_a_model_that_another_server_has_replaced_is_loaded_again(fake: FakeUpst
         fake.metadata = {"inputs": 3}
         answer = fetch(server.url, "/v2/repository/models/m/load", b"")
         assert answer.status == 400
-        assert answer.json["error"].endswith("; the revision in service stays")
+        assert answer.json["error"].endswith("; the model in service stays")
         assert predict(server, 1, 2, 3).json["outputs"] == {"out_x": [1, 2, 3]}
 
 

@@ -91,8 +91,7 @@ class DashboardData:
         model, _ = self._key(request)
         form = self._inference.models[model].codec.form()
         curl = curl_example(self._inference, model, str(request.base_url))
-        revision = self._inference.models[model].revision
-        return _json({"model": model, "revision": revision, **asdict(form), "curl": curl})
+        return _json({"model": model, "id": self._inference.models[model].id, **asdict(form), "curl": curl})
 
     def _key(self, request: Request) -> _ModelOnDevice:
         """Return the requested model and the index of the device."""
@@ -146,7 +145,7 @@ class DashboardData:
             "devices": describe_devices(fleet),
             "status": _status(fleet, model),
             "weights": self._inference.models[model].weights,
-            "revision": self._inference.models[model].revision,
+            "id": self._inference.models[model].id,
             "queue_length": fleet.queue_length(model),
             "arrival_rate_hz": fleet.arrival_rate(model),
             "policy": self._policy(key),

@@ -38,7 +38,7 @@ class Infer:
     def __init__(self, inference: Inference) -> None:
         """`inference` serves the calls."""
         self._inference = inference
-        self._headers: dict[tuple[str, int, bytes], CallHeader] = {}  # of documents that clients repeat
+        self._headers: dict[tuple[str, bytes], CallHeader] = {}  # of documents that clients repeat
 
     def model_of(self, path: str) -> str | None:
         """Return the name of the model in the path of an inference call; None for other paths."""
@@ -87,7 +87,7 @@ class Infer:
         if len(document) > _SHORT_DOCUMENT:
             parse = partial(parse_infer, body, length, model.signature, self._inference.capacity)
             return await self._inference.parse(parse, document, context)
-        key = (model.name, model.revision, document)
+        key = (model.id, document)
         header = self._headers.get(key)
         if header is None:
             parse_document = partial(parse_header, document, model.signature, self._inference.capacity)

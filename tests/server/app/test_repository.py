@@ -14,7 +14,7 @@ from policies.types import SpecError
 from profiler.first_profile import FirstProfiles
 from server.api.inference import Inference
 from server.app import assembly, repository
-from server.app.backend import Backend, Revision, load_again
+from server.app.backend import Backend, LoadedModel, load_again
 from server.app.plan import make_plan
 from server.app.repository import Repository
 from server.config import read_settings
@@ -44,7 +44,7 @@ class Assembled:
         self.metrics = Metrics()
         self.backends = assembly._backends(plan, FirstProfiles())
         self.dispatchers = [assembly._dispatcher(backend, self.metrics, None) for backend in self.backends]
-        served = {"m": self.backends[0].revisions["m"].served}
+        served = {"m": self.backends[0].loaded["m"].served}
         fleet = Fleet(self.dispatchers)
         self.inference = Inference(
             served, fleet, self.metrics, ThreadPoolExecutor(1), 8, MemoryBudget(2**20, lambda: 1)
@@ -56,8 +56,8 @@ class Assembled:
         self.file.write_text(MODEL.replace("SIZE", str(size)))
 
     @property
-    def revisions(self) -> list[int]:
-        """Number of revisions on each device."""
+    def loaded(self) -> list[int]:
+        """Number of loaded models on each device."""
         return [len(backend.devices.all()) for backend in self.backends]
 
 
@@ -71,10 +71,10 @@ async def fails(loading: Coroutine[Any, Any, None], error: str) -> None:
         await loading
 
 
-def test_devices_are_shared_while_a_revision_is_loaded(assembled: Assembled, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_are_shared_while_a_model_is_loaded(assembled: Assembled, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
 
-    def watched(backend: Backend, *arguments: Any) -> Revision:
+    def watched(backend: Backend, *arguments: Any) -> LoadedModel:
         seen.extend(dispatcher.shared for dispatcher in assembled.dispatchers)
         return load_again(backend, *arguments)
 
@@ -82,7 +82,7 @@ def test_devices_are_shared_while_a_revision_is_loaded(assembled: Assembled, mon
     asyncio.run(assembled.repository.load("m"))
     assert seen == [True] * 4
     assert not any(dispatcher.shared for dispatcher in assembled.dispatchers)
-    assert assembled.inference.models["m"].revision == 1
+    assert assembled.inference.models["m"].id == "m#2"
 
 
 def test_a_policy_that_was_swapped_on_one_device_only_meanwhile_is_followed_there(
@@ -90,7 +90,7 @@ def test_a_policy_that_was_swapped_on_one_device_only_meanwhile_is_followed_ther
 ) -> None:
     changed = assembled.dispatchers[0]
 
-    def swapping(*arguments: Any) -> Revision:
+    def swapping(*arguments: Any) -> LoadedModel:
         loaded = load_again(*arguments)
         changed.chosen["m"] = choose("static:3", changed.chosen["m"].profile)
         return loaded
@@ -100,19 +100,19 @@ def test_a_policy_that_was_swapped_on_one_device_only_meanwhile_is_followed_ther
     assert [dispatcher.chosen["m"].spec for dispatcher in assembled.dispatchers] == ["static:3", "auto"]
 
 
-def test_a_revision_whose_policy_cannot_be_chosen_is_removed(
+def test_a_model_whose_policy_cannot_be_chosen_is_removed(
     assembled: Assembled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def swapping(*arguments: Any) -> Revision:
+    def swapping(*arguments: Any) -> LoadedModel:
         loaded = load_again(*arguments)
         for dispatcher in assembled.dispatchers:
             dispatcher.chosen["m"] = replace(dispatcher.chosen["m"], spec="static:99999")
         return loaded
 
     monkeypatch.setattr(repository, "load_again", swapping)
-    asyncio.run(fails(assembled.repository.load("m"), "m is not loaded: .*99999.*; the revision in service stays"))
-    assert assembled.revisions == [1, 1]
-    assert assembled.inference.models["m"].revision == 0
+    asyncio.run(fails(assembled.repository.load("m"), "m is not loaded: .*99999.*; the model in service stays"))
+    assert assembled.loaded == [1, 1]
+    assert assembled.inference.models["m"].id == "m"
 
 
 def test_without_a_device_that_works_nothing_is_loaded(assembled: Assembled) -> None:
@@ -121,7 +121,7 @@ def test_without_a_device_that_works_nothing_is_loaded(assembled: Assembled) -> 
     asyncio.run(fails(assembled.repository.load("m"), "no device of m works; restart the server"))
 
 
-def test_unloading_and_loading_leaves_no_revision_behind(assembled: Assembled) -> None:
+def test_unloading_and_loading_leaves_no_model_behind(assembled: Assembled) -> None:
     async def scenario() -> None:
         for size in (2, 3):
             await assembled.repository.unload("m")
@@ -131,6 +131,6 @@ def test_unloading_and_loading_leaves_no_revision_behind(assembled: Assembled) -
         await asyncio.gather(*assembled.repository._background)
 
     asyncio.run(scenario())
-    assert assembled.revisions == [1, 1]
+    assert assembled.loaded == [1, 1]
     assert assembled.inference.models["m"].signature.inputs[0].sample_shape == (3,)
     assert not any(dispatcher._retiring for dispatcher in assembled.dispatchers), "the policies decide alone again"

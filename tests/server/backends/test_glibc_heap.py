@@ -10,8 +10,8 @@ from server.backends.glibc_heap import trim_periodically
 
 
 def _count_trims(monkeypatch: pytest.MonkeyPatch, counts: list[int]) -> int:
-    """The number of trims; the count of requests is read once at the start and once after each interval."""
-    trims: list[int] = []
+    """The number of trims; the count of requests is read once after each interval."""
+    trims, releases = list[int](), list[int]()
     monkeypatch.setattr(glibc_heap, "_libc_function", lambda name: trims.append if name == "malloc_trim" else None)
     remaining = iter(counts)
 
@@ -21,12 +21,15 @@ def _count_trims(monkeypatch: pytest.MonkeyPatch, counts: list[int]) -> int:
         raise EOFError
 
     with suppress(EOFError):
-        asyncio.run(trim_periodically(requests, interval=0.0))
+        asyncio.run(trim_periodically(requests, lambda: releases.append(0), interval=0.0))
+    assert releases == trims
     return len(trims)
 
 
-def test_the_heap_is_trimmed_once_after_each_interval_with_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _count_trims(monkeypatch, [0, 0, 5, 5, 5, 9, 9]) == 2
+def test_the_heap_is_trimmed_after_the_start_and_once_after_each_interval_with_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert _count_trims(monkeypatch, [0, 0, 5, 5, 5, 9, 9]) == 3
 
 
 def test_malloc_trim_of_this_machine_can_be_called() -> None:

@@ -17,7 +17,7 @@ import uvloop
 from policies.types import SpecError
 from profiler.back_to_back import back_to_back
 from server.backends.executor import Batch, Completion, Standby, ThreadExecutor
-from server.backends.model_devices import ModelDevices, RevisionExecutor
+from server.backends.model_devices import LoadingExecutor, ModelDevices
 from server.backends.worker_device import WorkerDevice
 from server.errors import WorkerDiedError
 from server.models.sources import source_of
@@ -93,7 +93,7 @@ def test_a_batch_that_fails_takes_no_standby_and_the_next_one_runs(executor: Thr
 
 def test_batches_of_two_models_never_run_at_the_same_time(executor: ThreadExecutor) -> None:
     async def work(model: str) -> Sequence[Completion]:
-        own = RevisionExecutor(executor, 0, "cpu", 9.0) if model == "n" else executor
+        own = LoadingExecutor(executor, "n", "cpu", 9.0) if model == "n" else executor
         found = []
         for number in range(15):
             one = batch(float(number), model=model)

@@ -466,7 +466,7 @@ def test_larger_batches_are_tried_again_with_exponential_backoff(caplog: pytest.
     run_scenario(scenario, {"m": choose("smdp:w2=0", P4)}, executor)
 
 
-def test_larger_batches_of_a_revision_that_was_replaced_are_not_tried() -> None:
+def test_larger_batches_of_a_model_that_was_replaced_are_not_tried() -> None:
     executor = ChangingExecutor(P4, P4, inf)
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
@@ -476,7 +476,7 @@ def test_larger_batches_of_a_revision_that_was_replaced_are_not_tried() -> None:
         await dispatcher.submit("m", [1.0] * 20)
         await asyncio.sleep(1.0)
         small = choose("smdp:w2=0", P4.truncated(4))
-        dispatcher.set_revision("m", 1, small)
+        dispatcher.switch("m", "m#2", small)
         await asyncio.sleep(1000.0)
         assert dispatcher.chosen["m"].profile is small.profile
         assert not controller._reduced

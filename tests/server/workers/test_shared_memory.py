@@ -1,5 +1,6 @@
 """The memory that workers share: what is free, when it is free again, and arrays in messages."""
 
+import os
 from typing import Any
 
 import numpy as np
@@ -96,3 +97,19 @@ def test_a_message_has_the_place_of_an_array_that_both_ends_share() -> None:
     assert (found["own"] == own).all()
     image[3] = -1
     assert (found["images"][1][0] == -1).all(), "it is the same memory"
+
+
+def test_the_pages_of_free_parts_are_given_back_and_those_in_use_keep_their_bytes() -> None:
+    memory = SharedMemory(size=2**22)
+    held = memory.take(2**20)
+    assert held is not None
+    held[:] = 7
+    for _ in range(2):
+        other = memory.take(2**21)
+        assert other is not None
+        other[:] = 1
+        del other
+    pages = os.fstat(memory.file).st_blocks
+    memory.release_free()
+    assert os.fstat(memory.file).st_blocks <= pages - 2**21 // 512
+    assert (held == 7).all()

@@ -43,7 +43,7 @@ async function refresh() {
   state.here = state.devices[state.device].models[model]; // state of the selected device
   page.trail = [...page.trail, { n: state.here.queue_length, rate: tableRate(state.here), age: state.here.oldest_age_ms }].slice(-TRAIL);
   await refreshPolicy(state);
-  if (page.form?.model !== model || page.form.revision !== state.revision) await refreshForm(model);
+  if (page.form?.model !== model || page.form.id !== state.id) await refreshForm(model);
   show(state, more.length > 0);
 }
 

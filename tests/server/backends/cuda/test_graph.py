@@ -279,9 +279,9 @@ def test_the_executor_starts_the_standby_launch_before_it_tells_the_loop_of_the_
 
     async def scenario() -> list[Completion]:
         standby, following = Standby(), asyncio.get_running_loop().create_future()
-        uploaded = [executor.upload("m", 0, sample(n)) for n in range(2)]
+        uploaded = [executor.upload("m", sample(n)) for n in range(2)]
         standby.offer(Batch("m", uploaded, standby=standby), following)
-        done = executor.run(Batch("m", [executor.upload("m", 0, sample(9))], standby=standby))
+        done = executor.run(Batch("m", [executor.upload("m", sample(9))], standby=standby))
         return [await done, await following]
 
     executor = ThreadExecutor(Devices({"m": device}), "d")

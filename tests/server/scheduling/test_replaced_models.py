@@ -1,4 +1,4 @@
-"""Revisions of a model: calls of a replaced one are served by it, first and without waiting for more."""
+"""Models that take over a name: calls of the former one are served by it, first and without waiting for more."""
 
 import asyncio
 from typing import Any
@@ -15,51 +15,53 @@ from server.backends.executor import Batch, Completion
 from server.scheduling.dispatcher import Dispatcher
 from tests.support.fakes import FakeExecutor, chosen, run_scenario
 
+MODELS = ["m", "m#2", "m#3"]
+
 
 class Recording(FakeExecutor):
-    """Notes the revision of each batch."""
+    """Notes the model of each batch."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.revisions: list[tuple[int, int]] = []  # revision and size
+        self.batches: list[tuple[str, int]] = []  # id and size
 
     async def _run(self, batch: Batch) -> Completion:
-        self.revisions.append((batch.revision, len(batch.inputs)))
+        self.batches.append((batch.id, len(batch.inputs)))
         return await super()._run(batch)
 
 
-def test_queued_calls_of_a_replaced_revision_are_served_by_it_at_once() -> None:
+def test_queued_calls_of_a_replaced_model_are_served_by_it_at_once() -> None:
     async def scenario(dispatcher: Dispatcher, executor: Any) -> None:
         old = [dispatcher.submit("m", [n]) for n in range(3)]
         await asyncio.sleep(0.5)
-        assert not executor.revisions, "static:4 waits for a fourth"
-        dispatcher.set_revision("m", 1, chosen(static(4))["m"])
-        new = [dispatcher.submit("m", [10 + n], revision=1) for n in range(3)]
+        assert not executor.batches, "static:4 waits for a fourth"
+        dispatcher.switch("m", "m#2", chosen(static(4))["m"])
+        new = [dispatcher.submit("m", [10 + n], id="m#2") for n in range(3)]
         late = dispatcher.submit("m", [3])  # its body was read before the swap
         await asyncio.gather(*old, late)
-        assert [size for revision, size in executor.revisions if revision == 0] in ([3, 1], [4])
-        assert not any(revision for revision, _ in executor.revisions), "three of the new one wait for a fourth"
-        dispatcher.end_revision("m")
-        new.append(dispatcher.submit("m", [13], revision=1))
+        assert [size for model, size in executor.batches if model == "m"] in ([3, 1], [4])
+        assert not any(model == "m#2" for model, _ in executor.batches), "three of the new one wait for a fourth"
+        dispatcher.forget("m")
+        new.append(dispatcher.submit("m", [13], id="m#2"))
         await asyncio.gather(*new)
-        assert executor.revisions[-1] == (1, 4)
+        assert executor.batches[-1] == ("m#2", 4)
 
     run_scenario(scenario, chosen(static(4)), Recording())
 
 
-def test_revisions_never_share_a_batch_even_while_the_server_drains() -> None:
+def test_models_of_one_name_never_share_a_batch_even_while_the_server_drains() -> None:
     async def scenario(dispatcher: Dispatcher, executor: Any) -> None:
         calls = []
-        for revision in range(3):
-            if revision:
-                dispatcher.set_revision("m", revision, chosen(static(8))["m"])
-            calls += [dispatcher.submit("m", [(revision, n)], revision=revision) for n in range(2)]
+        for model in MODELS:
+            if model != "m":
+                dispatcher.switch("m", model, chosen(static(8))["m"])
+            calls += [dispatcher.submit("m", [(model, n)], id=model) for n in range(2)]
         await dispatcher.drain()
         for call in calls:
-            ((revision, _),) = [sample.output for sample in await call]
-            assert revision in range(3)
-        assert all(len({revision for revision, _ in batch}) == 1 for _, _, batch in executor.log)
-        assert sorted(executor.revisions) == [(0, 2), (1, 2), (2, 2)]
+            ((model, _),) = [sample.output for sample in await call]
+            assert model in MODELS
+        assert all(len({model for model, _ in batch}) == 1 for _, _, batch in executor.log)
+        assert sorted(executor.batches) == [(model, 2) for model in MODELS]
 
     run_scenario(scenario, chosen(static(8)), Recording())
 
@@ -67,14 +69,14 @@ def test_revisions_never_share_a_batch_even_while_the_server_drains() -> None:
 def test_calls_of_an_unloaded_model_are_served() -> None:
     async def scenario(dispatcher: Dispatcher, executor: Any) -> None:
         call = dispatcher.submit("m", [1, 2])
-        dispatcher.set_revision("m", None)
+        dispatcher.switch("m", None)
         assert len(await call) == 2
-        assert executor.revisions == [(0, 2)]
+        assert executor.batches == [("m", 2)]
 
     run_scenario(scenario, chosen(static(8)), Recording())
 
 
-def test_batches_of_a_replaced_revision_and_beside_one_that_is_loaded_are_no_evidence_of_drift() -> None:
+def test_batches_of_a_replaced_model_and_beside_one_that_is_loaded_are_no_evidence_of_drift() -> None:
     async def scenario(dispatcher: Dispatcher, _: Any) -> None:
         served: list[str] = []
         unprofiled: list[str] = []
@@ -82,13 +84,13 @@ def test_batches_of_a_replaced_revision_and_beside_one_that_is_loaded_are_no_evi
         dispatcher.on_unprofiled_work = unprofiled.append
         call = dispatcher.submit("m", [1])
         await asyncio.sleep(0.001)  # it is in service
-        dispatcher.set_revision("m", 1, chosen(static(1))["m"])
+        dispatcher.switch("m", "m#2", chosen(static(1))["m"])
         await call
-        await dispatcher.submit("m", [2], revision=1)
+        await dispatcher.submit("m", [2], id="m#2")
         await asyncio.sleep(0.001)  # the controller hears of a batch after its answers
         assert (served, unprofiled) == (["m"], ["m"])
         dispatcher.shared = True  # another one is being loaded
-        await dispatcher.submit("m", [3], revision=1)
+        await dispatcher.submit("m", [3], id="m#2")
         await asyncio.sleep(0.001)
         assert (served, unprofiled) == (["m"], ["m", "m"])
 
@@ -98,7 +100,7 @@ def test_batches_of_a_replaced_revision_and_beside_one_that_is_loaded_are_no_evi
 def test_requests_of_retired_kinds_are_launched_before_the_policy_decides() -> None:
     policy = FinishRetired(static(8), Drain({"m": 2}))
     new = [Request(n, float(n), Kind("m")) for n in range(3)]
-    old = [Request(10 + n, 5.0 + n, Kind("m", retired=1)) for n in range(3)]
+    old = [Request(10 + n, 5.0 + n, Kind("m", retired="m#1")) for n in range(3)]
     action = policy.decide(State(9.0, (*new, *old)))
     assert isinstance(action, Launch)
     assert [request.id for request in action.requests] == [10, 11]
@@ -108,13 +110,13 @@ def test_requests_of_retired_kinds_are_launched_before_the_policy_decides() -> N
     assert [request.id for request in suspended.requests] == [10]
 
 
-def test_the_batcher_rejects_a_batch_of_two_revisions() -> None:
+def test_the_batcher_rejects_a_batch_of_two_models_of_one_name() -> None:
     class Mixing:
         def decide(self, state: State, /) -> Launch:
             return Launch(state.waiting)
 
     batcher = Batcher(Mixing(), {"m": 8}, NoMonitor())
-    for number, retired in enumerate((0, 1)):
+    for number, retired in enumerate(("", "m#1")):
         batcher.arrive(Request(number, 0.0, Kind("m", retired=retired)))
     with pytest.raises(Exception, match="of one kind"):
         batcher.decide(1.0)
