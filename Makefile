@@ -61,10 +61,7 @@ bench-live: $(STAMP)  ## measure adaptation, objectives, plans, fleets, and mode
 	$(BIN)/python -m benchmarks.objective
 	$(BIN)/python -m benchmarks.fleet
 	$(BIN)/python -m benchmarks.lazy_live
-	$(BIN)/python -m benchmarks.lazy_texts
-	$(BIN)/python -m benchmarks.text_live
 	$(BIN)/python -m benchmarks.bins_live
-	$(BIN)/python -m benchmarks.joining_live
 	$(BIN)/python -m benchmarks.ocr
 	$(BIN)/python -m benchmarks.page
 
@@ -109,7 +106,6 @@ paper-batching: $(STAMP)  ## simulate the papers on LazyBatching, multi-bin batc
 	$(BIN)/python -m benchmarks.bin_ages
 	$(BIN)/python -m benchmarks.smdp_bins
 	$(BIN)/python -m benchmarks.co_located
-	$(BIN)/python -m benchmarks.joining_energy
 	$(BIN)/python -m benchmarks.predicted_bins
 	$(BIN)/python -m benchmarks.traces
 

@@ -32,13 +32,12 @@ EXPONENTIAL_BINS, EXPONENTIAL_RATES = (1, 2, 3, 4, 5, 6, 8), (1, 2, 3, 4, 5, 6, 
 SMALL, SERVERS, TOKEN = 8, 8, 0.02  # batch size and servers of figure 6; s a token
 LENGTH_BINS = (1, 2, 4, 8, 16, 32)
 SERVED_RATES = (2, 4, 6, 8, 10, 12, 14, 16, 18, 20)  # 1/s, by eight servers
-COMPARED = (  # on one server, with a token as the unit of time; joining has no cost and no limit of the batch's time
+COMPARED = (  # on one server, with a token as the unit of time
     "greedy",
     "static:8,max_wait_ms=inf",
     "multi-bin:4,batch_size=8,max_wait_ms=inf",
     "multi-bin:4,batch_size=8,inner=greedy",
     "multi-bin:2,batch_size=8,inner=greedy",
-    "joining:8",
 )
 COMPARED_RATES, COMPARED_SEEDS, COMPARED_REQUESTS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03), 3, 6000
 ERRORS = (0.0, 0.01, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)

@@ -12,8 +12,6 @@ from typing import Any
 from benchmarks.bin_ages import table as bin_ages_table
 from benchmarks.bins_live import table as bins_live_table
 from benchmarks.co_located import table as co_located_table
-from benchmarks.joining_energy import table as joining_energy_table
-from benchmarks.joining_live import table as joining_live_table
 from benchmarks.smdp_bins import table as smdp_bins_table
 from benchmarks.support.harness import RECORDS, ROOT, argument_parser, load_record, markdown_table
 from benchmarks.watched_page import table as watched_page_table
@@ -98,14 +96,6 @@ def _bins_live() -> str:
 
 def _co_located() -> str:
     return co_located_table(load_record("co_located"))
-
-
-def _joining_energy() -> str:
-    return joining_energy_table(load_record("joining_energy"))
-
-
-def _joining_live() -> str:
-    return joining_live_table(load_record("joining_live"))
 
 
 def _soak() -> str:
@@ -353,23 +343,6 @@ SECTIONS = (
         _co_located,
     ),
     Section(
-        "Continuous batching with a weight of power",
-        "joining_energy",
-        "Simulated on an assumed device (a decode step takes 20 ms + 0.4 ms a request, a prefill 10 ms + 4 ms a "
-        "request, 180 W + 6 W a request above idle), batches of at most 16, a mean of 60 tokens: `joining:16`, and "
-        "what changes with `w2`, with 95 per cent intervals. The cost is the mean response time plus w2 times the mean "
-        "power.",
-        _joining_energy,
-    ),
-    Section(
-        "Continuous batching with a weight of power, live",
-        "joining_live",
-        "A GPT-2 of four layers of width 64 with random weights generates 1 to 32 tokens on a CPU, in batches of at "
-        "most 8: `joining:8`, and what changes with w2 = 3 ms/W. Times are measured, the power is that of the assumed "
-        "device above. In brackets the same in a simulation.",
-        _joining_live,
-    ),
-    Section(
         "Overload",
         "overload",
         "More requests than the device can serve, from clients with a timeout of 1 s. Goodput counts answers in time. "
@@ -432,7 +405,6 @@ SECTIONS = (
     Section("Two devices", "fleet", "One server with two emulated devices, measured and simulated."),
     Section("Planning", "planning", "Fleets as `solve-policy --plan` sizes them, checked by simulation."),
     Section("Ray Serve", "ray_serve", "Two replicas on emulated devices behind Ray's proxies."),
-    Section("Texts", "text_live", "Text models on the CPU under multi-bin policies."),
     Section(
         "Text lines of different widths",
         "ocr",
@@ -441,7 +413,6 @@ SECTIONS = (
         "raise the accuracy, too. One line alone takes less time than its share of a batch on this CPU, so that "
         "`serial` is the fastest policy.",
     ),
-    Section("LazyBatching of texts", "lazy_texts", "The small translator on the CPU, decode step by decode step."),
 )
 
 

@@ -23,7 +23,7 @@ from loadgen.report import Record, RunObjective, make_report, outcome_from_recor
 from loadgen.run_settings import hide_password, run_settings
 from loadgen.schedule import ARRIVALS_USAGE, RELATIVE_ARRIVALS, Schedule, make_schedule
 from loadgen.simulated import Simulation
-from loadgen.sizes import SIZES_USAGE, RequestSizes, draw_request_lengths, simulated_profile, whole_tokens
+from loadgen.sizes import SIZES_USAGE, RequestSizes, draw_request_lengths, simulated_profile, whole_lengths
 from loadgen.tables import comparison_table, report_table, step_table
 from policies.catalog import by_stages, in_stages
 from policies.command import (
@@ -124,9 +124,8 @@ def generate_load(
     sizes: Annotated[
         str | None,
         typer.Option(
-            help="Distribution of request sizes, in tokens for a text model, in elements of the padded dimension for "
-            "a model with lengths, in s with --simulate longest: "
-            f"{SIZES_USAGE}."
+            help="Distribution of request sizes, in elements of the padded dimension, of a model with lengths, in s "
+            f"with --simulate longest: {SIZES_USAGE}."
         ),
     ] = None,
     size_scale: Annotated[
@@ -167,8 +166,8 @@ def generate_load(
     sample: Annotated[
         Path | None,
         typer.Option(
-            help="Sample to send as binary tensors (default: synthetic ones, for a model that takes neither images nor "
-            f"texts), with --sizes cut, or repeated, to each length: {SAMPLE_USAGE}."
+            help="Sample to send as binary tensors (default: synthetic ones, for a model that takes no images), with "
+            f"--sizes cut, or repeated, to each length: {SAMPLE_USAGE}."
         ),
     ] = None,
     give_up_after: Annotated[
@@ -280,7 +279,7 @@ def generate_load(
         None if sizes is None else size_scale * draw_request_lengths(sizes, arrivals, len(job.schedule.instants), seed)
     )
     if url is not None:
-        lengths = None if drawn is None else [int(length) for length in whole_tokens(drawn)]
+        lengths = None if drawn is None else [int(length) for length in whole_lengths(drawn)]
         target = LoadTarget(
             url.rstrip("/"), model, image, pixels, give_up_after, api_key or None, lengths, sample, precise, body or ()
         )
@@ -291,7 +290,7 @@ def generate_load(
         known = (
             None
             if drawn is None
-            else RequestSizes(drawn if simulate == LONGEST_REQUEST else whole_tokens(drawn), bin_error, seed)
+            else RequestSizes(drawn if simulate == LONGEST_REQUEST else whole_lengths(drawn), bin_error, seed)
         )
         first, *others = simulate.split(",")
         fleet = tuple(load_profile(name) for name in others)

@@ -17,7 +17,6 @@ from loadgen.requests.images import image_content, pixel_content, takes_images
 from loadgen.requests.metadata import ModelMetadata, find_model, predict_path, read_metadata
 from loadgen.requests.raw_bodies import body_content
 from loadgen.requests.tensors import tensor_content
-from loadgen.requests.texts import takes_texts, text_content
 from loadgen.schedule import Schedule
 from policies.types import SpecError
 
@@ -33,7 +32,7 @@ class LoadTarget:
         pixels: whether to send raw pixels by the Open Inference Protocol instead of an image.
         give_up_after: time-out of a request, s.
         key: API key; None for a server without keys.
-        lengths: lengths of the samples to send in order, such as tokens of texts; None sends samples of one length.
+        lengths: lengths of the samples to send in order; None sends samples of one length.
         sample: file with the sample to send as tensors; None sends an image, a text or synthetic samples, as the model
             takes.
         precise: whether requests are sent at the instants of a thread that sleeps precisely.
@@ -83,8 +82,6 @@ class LoadTarget:
             return image_content(model.name, self.image)
         if self.image is not None:
             raise SpecError(f"{model.name} takes {model.input_names()}, no image; leave out --image")
-        if takes_texts(model):
-            return text_content(model, self.lengths)
         return tensor_content(model, lengths=self.lengths)
 
     def share(self, first: int, step: int) -> "LoadTarget":

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from math import ceil
 from typing import Protocol
 
 import numpy as np
@@ -105,10 +104,7 @@ class Simulation:
             name = profile.name
             raise SpecError(f"profile {name!r} has no lengths; simulate longest, or one with length_service_time_s")
         if self.stages is not None:
-            raise SpecError(
-                f"--stages {self.stages} is for requests of equal size: with --sizes a stage is a decode step; leave "
-                "--stages out"
-            )
+            raise SpecError(f"--stages {self.stages} is for requests of equal size; leave --stages or --sizes out")
         chosen = choose(self.spec, profile)
         if self.sizes.bin_error and chosen.bins is not None and chosen.bins.pooled:
             raise SpecError(f"--bin-error is for policies that keep bins apart, not for {self.spec}; leave it out")
@@ -187,7 +183,7 @@ class SimulatedDevice:
 class SimulatedDeviceOfLengths:
     """A device for requests of different lengths, which are their payload.
 
-    A batch runs until its longest request is complete, or by decode steps.
+    A batch runs until its longest request is complete.
 
     Attributes:
         profile: profile with lengths.
@@ -196,11 +192,8 @@ class SimulatedDeviceOfLengths:
     profile: Profile
 
     def service_time(self, launch: Launch) -> float:
-        """Service time of a launch, s; a launch to completion has only requests that have not started."""
-        batch = launch.requests
-        if launch.stages is None:
-            return self.profile.service_time(len(batch), max(r.payload for r in batch))
-        return launch.stages * self.profile.decode_step_time(len(batch), sum(r.stage == 0 for r in batch))
+        """Service time of a launch, s."""
+        return self.profile.service_time(len(launch.requests), max(r.payload for r in launch.requests))
 
     def energy(self, service: Service) -> float | None:
         """Energy of a launch, J: the power of a batch of this size is taken as that of the profile at any length."""
@@ -228,12 +221,10 @@ def _requests_of_sizes(chosen: Chosen, instants: Instants, model: str, sizes: Re
         kind = chosen.kind(model, alone)
         if chosen.bins is not None and not chosen.bins.pooled:
             kind = mispredicted(kind, len(chosen.bins.edges) + 1, sizes.bin_error, rng)
-        steps = ceil(length) if chosen.profile.has_decode_steps else 1
-        requests.append(Request(i, at, kind, at + chosen.slo, size=alone, stages=steps, payload=length))
+        requests.append(Request(i, at, kind, at + chosen.slo, size=alone, payload=length))
     return requests
 
 
 def _batcher(chosen: Chosen, model: str) -> Batcher:
     policy, monitor = combine({model: chosen}) if chosen.bins is not None else (chosen.policy, chosen.monitor)
-    largest, stepwise = chosen.profile.max_batch_size, (model,) if chosen.profile.has_decode_steps else ()
-    return Batcher(policy, {model: largest}, monitor, stepwise)
+    return Batcher(policy, {model: chosen.profile.max_batch_size}, monitor)

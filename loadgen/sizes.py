@@ -49,8 +49,8 @@ def draw_request_lengths(sizes: str, arrival_process: str, number: int, seed: in
     return parse_sizes(sizes)(number, np.random.default_rng([seed, 2]))
 
 
-def whole_tokens(lengths: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Round lengths up to whole tokens, at least 1."""
+def whole_lengths(lengths: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Round lengths up to whole numbers, at least 1."""
     return np.maximum(np.ceil(np.round(lengths, 6)), 1.0)  # round first, because scaling has floating-point errors
 
 
@@ -73,7 +73,7 @@ def simulated_profile(name: str, sizes: RequestSizes | None, specs: Sequence[str
 def _batch_size(text: str) -> int | None:
     """Batch size in a policy's spec; None if it has none."""
     spec = parse_spec(text)
-    key = "ARG" if spec.name in ("static", "joining") and spec.arg is not None else "batch_size"
+    key = "ARG" if spec.name == "static" and spec.arg is not None else "batch_size"
     return spec.whole(key, 1, 4096) if key == "ARG" or key in spec.parameters else None
 
 

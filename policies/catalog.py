@@ -12,7 +12,6 @@ from policies.profile import Profile
 from policies.queue.monitor import ForgettingMonitor, Monitor, NoMonitor, PerModelMonitor
 from policies.rules.catch_up import CATCH_UP
 from policies.rules.co_located import CoLocated, PreemptivePolicy
-from policies.rules.continuous_batching import CONTINUOUS_BATCHING, SolvedContinuousBatching
 from policies.rules.control_limit import GREEDY, SERIAL, STATIC, TIMEOUT
 from policies.rules.drain import Drain
 from policies.rules.finish_first import FinishSuspended
@@ -55,7 +54,6 @@ CATALOG: Mapping[str, Rule] = {
         CATCH_UP,
         MULTI_BIN,
         SMDP_BINS,
-        CONTINUOUS_BATCHING,
         AUTO,
     )
 }
@@ -254,7 +252,6 @@ def _binned(spec: Spec, rule: Rule, profile: Profile, built: BinnedPolicy) -> Ch
     if built.solve is not None and spec.number("w2", 0.0) and profile.energies is None:
         raise SpecError(f"policy {spec.text!r}: profile {profile.name!r} has no energies; leave w2 out")
     inner = choose(built.inner, profile.truncated(built.batch_size), _inner_defaults(spec, built))
-    _check_alone(spec, inner.solve_for is not None)
     forgets = isinstance(inner.monitor, ForgettingMonitor) and built.solve is None
     return replace(
         inner,
@@ -273,13 +270,6 @@ def _binned(spec: Spec, rule: Rule, profile: Profile, built: BinnedPolicy) -> Ch
 def _inner_defaults(spec: Spec, built: BinnedPolicy) -> Mapping[str, str]:
     """Defaults of the spec within the bins; none where the outer rule itself is solved by them."""
     return spec.defaults if built.solve is None else {}
-
-
-def _check_alone(spec: Spec, inner_is_solved_for_sizes: bool) -> None:
-    if inner_is_solved_for_sizes:
-        raise SpecError(
-            f"policy {spec.text!r}: a policy that is solved for sizes cannot be used within a bin; leave w2 out"
-        )
 
 
 def _check_inner(spec: Spec, built: BinnedPolicy) -> None:
@@ -301,11 +291,7 @@ def rule_of(name: str) -> Rule:
 
 
 def check_spec(
-    text: str,
-    max_batch_size: int,
-    defaults: Mapping[str, str] | None = None,
-    has_lengths: bool = False,
-    has_decode_steps: bool = True,
+    text: str, max_batch_size: int, defaults: Mapping[str, str] | None = None, has_lengths: bool = False
 ) -> None:
     """Check a spec as far as possible without a measured profile.
 
@@ -314,7 +300,6 @@ def check_spec(
         max_batch_size: largest batch.
         defaults: values for keys that the spec leaves open.
         has_lengths: whether the model's service time varies by length.
-        has_decode_steps: whether these lengths count decode steps.
 
     Raises:
         SpecError: the spec cannot be used.
@@ -329,14 +314,11 @@ def check_spec(
     profile = Profile("unmeasured", any_times)
     if has_lengths:
         rows = tuple((t,) for t in any_times)
-        profile = replace(profile, lengths=(1,), length_service_times=rows, generates=has_decode_steps)
+        profile = replace(profile, lengths=(1,), length_service_times=rows)
     built = rule.build(spec, profile)
     if isinstance(built, BinnedPolicy):
         _check_inner(spec, built)
-        inner = _inner_defaults(spec, built)
-        check_spec(built.inner, built.batch_size, inner, has_lengths, has_decode_steps)
-        within = _with_defaults(parse_spec(built.inner), inner, MAX_WAIT)
-        _check_alone(spec, within.name == CONTINUOUS_BATCHING.name and bool(within.number("w2", 0.0)))
+        check_spec(built.inner, built.batch_size, _inner_defaults(spec, built), has_lengths)
     else:
         _chosen(spec, profile, built)
 
@@ -380,8 +362,6 @@ def _with_table(chosen: Chosen, table: PolicyTable) -> Chosen:
 
 
 def _bounded(policy: Policy, profile: Profile, max_wait: float) -> Policy:
-    if isinstance(policy, SolvedContinuousBatching):
-        return replace(policy, max_wait=max_wait)
     if max_wait == inf or isinstance(policy, StepPolicy):
         return policy
     return MaximumWait(policy, profile.max_batch_size, max_wait)

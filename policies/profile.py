@@ -5,7 +5,7 @@ A profile is a JSON file ("batchwright.profile/1"). A `Profile` is dense: one va
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import resources
@@ -53,7 +53,7 @@ class ProfileFile(BaseModel):
     stage_service_time_s: _BySize[_Row] | None = None
     length: Annotated[list[Annotated[int, Field(ge=1, le=10**9)]], Field(min_length=1, max_length=4096)] | None = None
     length_service_time_s: _BySize[_Row] | None = None
-    generates: bool = True
+    generates: bool | None = Field(None, deprecated="of earlier versions, without effect")
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
@@ -99,10 +99,8 @@ class Profile:
         cost_unit: unit of the energies: J, or another cost of a batch such as money (journal, remark 2).
         stage_service_times: l of each stage, s; index [b - 1][stage].
         lengths: request lengths at which service times are known, ascending; None if the service time does not depend
-            on lengths. A length is a number of generated tokens (or time steps). If the model generates none, it is
-            that of the input: a number of prompt tokens, or the size of the dimension that is padded.
+            on lengths. A length is the size of the dimension that is padded.
         length_service_times: l of a batch by the length of its longest request, s; index [b - 1][index of the length].
-        generates: whether lengths count generated tokens, one per decode step.
     """
 
     name: str
@@ -120,7 +118,6 @@ class Profile:
     stage_service_times: tuple[tuple[float, ...], ...] | None = None
     lengths: tuple[int, ...] | None = None
     length_service_times: tuple[tuple[float, ...], ...] | None = None
-    generates: bool = True
 
     @classmethod
     def load(cls, name_or_path: str | Path) -> "Profile":
@@ -173,26 +170,6 @@ class Profile:
         i = min(i, len(times) - 1)
         low, high = self.lengths[i - 1], self.lengths[i]
         return times[i - 1] + (times[i] - times[i - 1]) * (length - low) / (high - low)
-
-    def decode_step_time(self, batch_size: int, joined: int = 0) -> float:
-        """Return the time of one decode step of a batch, plus the prefill of its `joined` new requests, s.
-
-        The time of a decode step is the slope between the least and the greatest length. The prefill is the service
-        time at the least length without the decode steps of that length. The profile must have lengths.
-        """
-        assert self.lengths is not None
-        assert self.length_service_times is not None
-        prefill = 0.0
-        if joined:
-            prefill = self.length_service_times[joined - 1][0] - self.lengths[0] * self._time_per_step(joined)
-        return self._time_per_step(batch_size) + max(0.0, prefill)
-
-    def _time_per_step(self, batch_size: int) -> float:
-        assert self.lengths is not None
-        assert self.length_service_times is not None
-        lengths, times = (0, *self.lengths), (0.0, *self.length_service_times[batch_size - 1])
-        first = min(1, len(lengths) - 2)  # a single length: the slope from the origin
-        return max(0.0, times[-1] - times[first]) / (lengths[-1] - lengths[first])
 
     @property
     def power_unit(self) -> str:
@@ -317,86 +294,30 @@ class Profile:
             "stage_service_time_s": self.stage_service_times,
             "length": self.lengths,
             "length_service_time_s": self.length_service_times,
-            "generates": None if self.generates else False,
         }
         return json.dumps({k: v for k, v in content.items() if v is not None}, indent=1) + "\n"
-
-    # Service time and energy of a launch for requests whose lengths may be unknown until they finish.
 
     @property
     def varies_by_length(self) -> bool:
         """Whether the service time depends on the lengths of the requests."""
         return self.lengths is not None
 
-    @property
-    def has_decode_steps(self) -> bool:
-        """Whether the model generates tokens, so that a policy can decide between decode steps."""
-        return self.varies_by_length and self.generates
-
-    @property
-    def max_length(self) -> int:
-        """The greatest length; the profile must have lengths."""
-        assert self.lengths is not None
-        return self.lengths[-1]
-
     def without_lengths(self) -> "Profile":
         """Return the profile with the service times by batch size alone."""
         return replace(self, lengths=None, length_service_times=None)
 
-    @property
-    def has_stages(self) -> bool:
-        """Whether a policy can decide between stages."""
-        return self.stages != 1 or self.varies_by_length
-
     def min_service_time(self, batch_size: int, first: int = 0) -> float:
-        """Return the least remaining service time of a batch from stage `first` on, s.
-
-        With decode steps it is that of one, since any request may finish with the next one. With other lengths it is
-        that of the least length.
-        """
+        """Return the least service time of a batch from stage `first` to the end, s: that of the least length."""
         batch_size = min(batch_size, self.max_batch_size)
         if self.lengths is None:
             return self.launch_time(batch_size, first)
-        if not self.generates:
-            return self.service_time(batch_size, self.lengths[0])
-        return self.decode_step_time(batch_size, 0 if first else batch_size)
+        return self.service_time(batch_size, self.lengths[0])
 
-    def expected_service_time(self, batch_size: int, first: int = 0, last: int | None = None) -> float:
-        """Return the expected time of the stages first..last - 1 (None: to the end) in one launch, s."""
-        if not self.varies_by_length:
-            return self.launch_time(min(batch_size, self.max_batch_size), first, last)
-        if last is None:
-            return self.service_time(batch_size)
-        return (last - first) * self.decode_step_time(batch_size, 0 if first else batch_size)
-
-    def max_service_time(
-        self, batch_size: int, first: int, last: int | None, max_lengths: Iterable[int | None]
-    ) -> float:
-        """Return an upper bound of the time of the stages first..last - 1 (None: to the end) in one launch, s.
-
-        Without lengths it is the time of all stages from `first` on.
-
-        Args:
-            batch_size: b.
-            first: first stage of the launch.
-            last: stage before which the launch ends.
-            max_lengths: maximum length of each request; None counts as the greatest length of the profile.
-        """
-        if not self.varies_by_length:
+    def max_service_time(self, batch_size: int, first: int = 0) -> float:
+        """Return the greatest service time of a batch from stage `first` to the end, s: that of the greatest length."""
+        if self.lengths is None:
             return self.min_service_time(batch_size, first)
-        if last is not None:
-            return (last - first) * self.decode_step_time(batch_size, batch_size)
-        longest = max(self.max_length if length is None else length for length in max_lengths)
-        return self.service_time(batch_size, longest)
-
-    def expected_energy(self, batch_size: int, first: int = 0, last: int | None = None) -> float | None:
-        """Return the expected energy of the stages first..last - 1 (None: to the end), J; None where unknown."""
-        if not self.varies_by_length:
-            return self.launch_energy(batch_size, first, last)
-        energy = self.energy(batch_size)
-        if energy is None:
-            return None
-        return energy * self.expected_service_time(batch_size, first, last) / self.service_time(batch_size)
+        return self.service_time(batch_size, self.lengths[-1])
 
 
 def shipped_profiles() -> list[str]:
@@ -454,7 +375,6 @@ def _dense(file: ProfileFile) -> Profile:
         stage_service_times=_dense_rows(file.batch_size, file.stage_service_time_s),
         lengths=None if file.length is None else tuple(file.length),
         length_service_times=_dense_rows(file.batch_size, file.length_service_time_s),
-        generates=file.generates,
     )
 
 

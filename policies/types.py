@@ -75,7 +75,7 @@ class Request:
         deadline: arrival + SLO, s; a missed deadline is counted, the request is still served.
         expires: end of the client's time-out, s; an expired request leaves the queue.
         size: predicted service time when served alone, s.
-        stages: number of stages of its model; if a stage is a decode step, the decode steps of this request.
+        stages: number of stages of its model.
         payload: what the caller needs to run the request and to return its result; opaque to policies.
         stage: the next stage to run.
         started: instant of the first launch, s; infinite while it waits.

@@ -47,7 +47,6 @@ async def with_lengths(
         note=f"{profile.note}; service_time_s is of samples of {codec.synthetic_length_note}",
         lengths=tuple(samples),
         length_service_times=tuple(zip(*columns, strict=True)),
-        generates=codec.generates,
     )
 
 

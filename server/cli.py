@@ -23,7 +23,7 @@ app = typer.Typer()
 
 _GROUPS = {
     "Models and devices": (
-        *("profile", "sample", "device", "meter", "max_batch_size", "weights", "optimise", "guess", "stages"),
+        *("profile", "sample", "device", "meter", "max_batch_size", "weights", "optimise", "stages"),
     ),
     "Policy": ("policy", "w2", "slo_p95_ms"),
     "HTTP and gRPC": ("host", "port", "grpc_port", "api_key_file", "tls_cert", "tls_key", "gateways"),

@@ -24,7 +24,6 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from policies.types import SpecError
-from server.models.texts.size_predictor import Guess
 from server.models.upstream_spec import METERS, upstreams_of
 from server.telemetry.logs import LogFormat, LogLevel
 
@@ -81,9 +80,8 @@ class Settings(BaseSettings):
     models: _Words = Field(
         min_length=1,
         description="torchvision classification models, or NAME=SPEC, where SPEC is such a model, a model of yours (a "
-        "class in FILE.py:CLASS, an exported program FILE.pt2, or FILE.onnx), a model of another server "
-        "(oip:http://HOST:PORT/MODEL) or a text model: text-classifier, translator, text-generator, a FOLDER saved by "
-        "transformers or a configuration's FILE.json",
+        "class in FILE.py:CLASS, an exported program FILE.pt2, or FILE.onnx) or a model of another server "
+        "(oip:http://HOST:PORT/MODEL)",
     )
     policy: _Words = Field(
         [], description="[MODEL=]SPEC: batching policy of MODEL, or of all models without one of their own; else auto"
@@ -119,11 +117,6 @@ class Settings(BaseSettings):
         "auto",
         description="networks of images on CUDA: auto (captured graphs of the fastest of several implementations), "
         "eager (captured graphs of the network as it is) or none (one operation after the other, without graphs)",
-    )
-    guess: Guess = Field(
-        "learned",
-        description="estimate of a text's output length before it is generated: limit (max_new_tokens), "
-        "online (from earlier prompts) or learned (from the content of earlier prompts)",
     )
     stages: int | None = Field(
         None, ge=1, le=64, description="stages into which each network is split, for the policies lazy and catch-up"

@@ -77,7 +77,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_logfinish() -> None:
-    """Exclude the modules that tests import, too: with onnxscript and transformers a collection takes 0.15 s."""
+    """Exclude the modules that tests import, too: with onnxscript a collection takes 0.15 s."""
     if len(sys.modules) > len(_modules) + 100:
         gc.collect()
         gc.freeze()

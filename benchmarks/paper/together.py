@@ -1,13 +1,12 @@
-"""Beyond the papers: bins, models and decode steps decided together with the SMDP, from the records of the simulations.
+"""Beyond the papers: bins and models decided together with the SMDP, from the records of the simulations.
 
 `python -m benchmarks.paper.together` writes this section of docs/paper.md alone.
 """
 
 from collections.abc import Iterable
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import bins_live, co_located, joining_energy, smdp_bins
+from benchmarks import bins_live, co_located, smdp_bins
 from benchmarks.paper.setting import Section, replace_section, save_named, table
 from benchmarks.support.harness import argument_parser, finish_axes, load_record, new_figure
 from policies.charts.averages import PALETTE
@@ -17,9 +16,9 @@ if TYPE_CHECKING:
 
 _RULES = {"greedy": "by weight, `greedy`", "smdp": "by weight, `smdp`", "valued": "by values of slowed devices"}
 _TEXT = """\
-The papers treat bins, models that share a device, and continuous batching apart from the SMDP. The table has the lowest
-and the highest change over all settings, in per cent; each setting is in [benchmarks](benchmarks.md), the simulated
-ones with intervals.
+The papers treat bins, and models that share a device, apart from the SMDP. The table has the lowest and the highest
+change over all settings, in per cent; each setting is in [benchmarks](benchmarks.md), the simulated ones with
+intervals.
 
 {table}
 
@@ -32,17 +31,14 @@ service rate and waiting time is launched instead of the batch that was formed f
 device that the other models slow down, instead of a device of the model's own. A launch chosen by the value functions
 of the slowed devices costs more at a load of 0.9 in every setting; the server does not have it.
 
-**Energy in continuous batching** (`joining:B,w2=X`, [texts](texts.md)). The state is the number of active and of
-waiting requests, and a table says how many join before a decode step. The device is assumed.
-
 {figure}
 
-Left and middle: w2 = 0. Right: each setting of the record."""
+Changes of the response time without a weight of power, w2 = 0."""
 
 
 def decided_together() -> Section:
     """The section, and its figure."""
-    bins, models, steps = (load_record(each.NAME) for each in (smdp_bins, co_located, joining_energy))
+    bins, models = (load_record(each.NAME) for each in (smdp_bins, co_located))
     live = load_record(bins_live.NAME)
     formed = {"to_first_formed": "`greedy`, first formed", "to_best": "the better of `greedy` and `smdp`, first formed"}
     rules = (("greedy", "to_first_formed"), ("smdp", "to_best"), ("valued", "to_best"))
@@ -67,28 +63,19 @@ def decided_together() -> Section:
             for kind, change in rules
             for measure, compared in (("time", f"{formed[change]}, w2 = 0"), ("cost", "the same, w2 > 0"))
         ),
-        *(
-            ("`joining` with w2" if part == "energy" else "", "`joining`", part, *_ends(_steps(steps, part)))
-            for part in ("energy", "time", "cost")
-        ),
     ]
     save_named(_figure_of_bins(bins), "smdp-bins", "Change of the mean response time by load")
-    save_named(_figure_of_steps(steps), "energy-of-generation", "Energy and response time against joining at once")
     save_named(_figure_of_models(models), "several-models", "Change of cost by load")
     text = _TEXT.format(
         table=table(("decision", "compared with", "change of the", "lowest, %", "highest, %"), rows),
-        figure=save_named(_figure(bins, models, steps), "decided-together", "Change of cost"),
+        figure=save_named(_figure(bins, models), "decided-together", "Change of the response time by load"),
     )
-    return Section("Beyond the papers: bins, models and decode steps decided together", text)
+    return Section("Beyond the papers: bins and models decided together", text)
 
 
 def _models(record: dict[str, Any], change: str, kind: str, measure: str) -> list[float]:
     """Changes by a rule for models that share a device: of the time without a weight of power, of the cost with one."""
     return [found[change][kind][0] for key, found in record.items() if key.endswith("; 0") == (measure == "time")]
-
-
-def _steps(record: dict[str, Any], part: str) -> list[float]:
-    return [100 * found[f"{part}_change"][0] for found in record.values()]
 
 
 def _ends(values: Iterable[float]) -> tuple[str, str]:
@@ -144,32 +131,13 @@ def _figure_of_bins(record: dict[str, Any]) -> "Figure":
     return figure
 
 
-def _figure_of_steps(record: dict[str, Any]) -> "Figure":
+def _figure(bins: dict[str, Any], models: dict[str, Any]) -> "Figure":
     figure = new_figure(11, 4.2)
-    for axes, part in zip(figure.subplots(1, 2), ("energy", "time"), strict=True):
-        for color, (lengths, w2) in zip(PALETTE, product(joining_energy.LENGTHS, joining_energy.WEIGHTS), strict=False):
-            found = [record[f"{lengths} {load:g} {w2:g}"][f"{part}_change"] for load in joining_energy.LOADS]
-            means, halves = zip(*found, strict=True)
-            heights, errors = ([100 * each for each in values] for values in (means, halves))
-            label = f"{lengths} lengths, w2 = {w2:g} ms/W"
-            axes.errorbar(joining_energy.LOADS, heights, errors, fmt="o-", color=color, ms=4, capsize=3, label=label)
-        axes.set(title=f"{part} of a request", xlabel="load", ylabel="change, %")
-        _finish(axes)
-    return figure
-
-
-def _figure(bins: dict[str, Any], models: dict[str, Any], steps: dict[str, Any]) -> "Figure":
-    figure = new_figure(15, 4.2)
-    left, middle, right = figure.subplots(1, 3)
+    left, right = figure.subplots(1, 2)
     _draw_bins(left, bins, "smdp-bins:2")
-    _draw_models(middle, models, 0.0)
-    middle.set(title="models that share a device, smdp", xlabel="load", ylabel="change of the response time, %")
-    for color, w2 in zip(PALETTE, joining_energy.WEIGHTS, strict=False):
-        found = [each for key, each in steps.items() if key.endswith(f" {w2:g}")]
-        times, joules = ([100 * each[f"{part}_change"][0] for each in found] for part in ("time", "energy"))
-        right.plot(times, joules, "o", color=color, ms=4, label=f"w2 = {w2:g} ms/W")
-    right.set(title="continuous batching", xlabel="change of the response time, %", ylabel="change of the energy, %")
-    for axes in (left, middle, right):
+    _draw_models(right, models, 0.0)
+    right.set(title="models that share a device, smdp", xlabel="load", ylabel="change of the response time, %")
+    for axes in (left, right):
         _finish(axes)
     return figure
 

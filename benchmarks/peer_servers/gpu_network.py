@@ -9,7 +9,7 @@ import torch
 
 from server.backends.buckets import bucket_sizes
 from server.backends.executor import Batch
-from server.backends.loading import device_of
+from server.backends.torch_images import device_of
 from server.models.images.torchvision_source import load_image_model
 
 LARGEST = int(os.environ.get("PEER_LARGEST", "128"))

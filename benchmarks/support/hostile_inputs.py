@@ -311,7 +311,7 @@ def _read_raw(data: bytes) -> None:
 
 
 def _read_images(tensor: Tensor) -> None:
-    inputs = _CODEC.from_tensors({SPEC.name: tensor}, {})
+    inputs = _CODEC.from_tensors({SPEC.name: tensor})
     decoded = [_CODEC.decode(data, _CODEC.decode_cost(data)) for data in inputs.encoded]
     assert {sample.shape for sample in (*decoded, *inputs.read())} == {_CODEC.shape}
 

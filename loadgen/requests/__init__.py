@@ -1,1 +1,1 @@
-"""Content of the requests: images, texts, named tensors."""
+"""Content of the requests: images, named tensors, raw bodies."""

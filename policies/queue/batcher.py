@@ -6,7 +6,7 @@ server's Dispatcher and the simulator; everything that both must do identically 
 
 import heapq
 from bisect import insort
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from operator import attrgetter
@@ -26,20 +26,16 @@ class Batcher:
         monitor: measures the arrival rates; may be replaced at any time.
     """
 
-    def __init__(
-        self, policy: Policy, max_batch_size: Mapping[str, int], monitor: Monitor, stepwise: Collection[str] = ()
-    ) -> None:
+    def __init__(self, policy: Policy, max_batch_size: Mapping[str, int], monitor: Monitor) -> None:
         """Start with an empty queue.
 
         Args:
             policy: the first policy.
             max_batch_size: the largest batch of each model; requests of other models are rejected.
             monitor: the first monitor.
-            stepwise: models whose stages are decode steps; requests at different steps may share a batch.
         """
         self.policy = policy
         self._max_batch_size = dict(max_batch_size)
-        self._stepwise = frozenset(stepwise)
         self.monitor = monitor
         self._waiting: list[Request] = []
         self._waiting_by_model = dict.fromkeys(max_batch_size, 0)
@@ -179,16 +175,13 @@ class Batcher:
         """Return the launch that follows `launch`, which is in service, if that ends at `at`, s, and nothing changes.
 
         Its requests wait or are suspended, or they are copies of all requests of `launch` at their next stage. Returns
-        None if the policy would wait or mix both, and with continuous batching, where completions are known only at the
-        end of a step.
+        None if the policy would wait or mix both.
 
         Raises:
             PolicyError: the policy's action is invalid.
         """
         batch, remaining = launch.requests, tuple[Request, ...]()
         if launch.stages is not None:
-            if batch[0].kind.model in self._stepwise:
-                return None
             moved = (replace(r, stage=r.stage + launch.stages) for r in batch if r.id not in self._removed)
             remaining = tuple(request for request in moved if request.stage < request.stages)
         if not (self._waiting or self._suspended or remaining):
@@ -291,9 +284,8 @@ class Batcher:
         if launch.stages is not None and launch.stages < 1:
             raise PolicyError(f"a launch must run at least one stage, not {launch.stages}")
         kind, stage = batch[0].kind, batch[0].stage
-        any_stage = kind.model in self._stepwise
         for request in batch:
-            if request.kind != kind or (request.stage != stage and not any_stage):
+            if request.kind != kind or request.stage != stage:
                 raise PolicyError("a batch must be of one kind and at one stage")
         if len(batch) > (limit := self._max_batch_size[kind.model]):
             raise PolicyError(f"a batch of {len(batch)} is above the maximum {limit} of model {kind.model!r}")

@@ -45,11 +45,11 @@ from itertools import accumulate
 from math import ceil, exp
 
 from policies.profile import Profile, fit_affine
-from policies.rules.lazy_batching import NO_CLAIM, Claim, LazyBatching, Stack, stack_of
+from policies.rules.lazy_batching import NO_CLAIM, Claim, LazyBatching, Stack, check_stages, stack_of
 from policies.rules.rule import Rule
 from policies.rules.traits import StepPolicy
+from policies.spec import Spec
 from policies.types import Action, Launch, State, Wait
-from policies.unrolled import staged_profile
 
 _EQUAL = 1.0 + 1e-9  # times that differ by less, by rounding, are the same
 _MAX_LOAD = 0.97  # beyond it greedy has no relative value, or one too large to compare with
@@ -175,6 +175,11 @@ class CatchUp(StepPolicy):
         return self.lines[min(bisect_left(self.rates, rate), len(self.lines) - 1)].value(rate)
 
 
+def _build(spec: Spec, profile: Profile) -> CatchUp:
+    check_stages(spec, profile)
+    return catch_up(profile)
+
+
 def catch_up(profile: Profile, predicted: int | None = None) -> CatchUp:
     """Return the policy for a model with this profile, with stage times; `predicted` as in LazyBatching."""
     lazy = LazyBatching(profile, "remaining", predicted)
@@ -194,8 +199,8 @@ def _line(times: Sequence[float], size: int, capacity: float) -> Line:
 
 CATCH_UP = Rule(
     name="catch-up",
-    build=lambda spec, profile: catch_up(*staged_profile(spec, profile)),
-    keys=frozenset({"slo_ms", "timesteps"}),
+    build=_build,
+    keys=frozenset({"slo_ms"}),
     needs_stages=True,
     per_bin=False,
     description="Experimental. Launches stage by stage, or whole batches if stages cost more than they save. Between "

@@ -35,7 +35,6 @@ from policies.rules.rule import Rule
 from policies.rules.traits import StepPolicy
 from policies.spec import Spec
 from policies.types import Action, Launch, Request, SpecError, State, Wait
-from policies.unrolled import staged_profile
 
 Slack = Literal["printed", "remaining", "oracle"]
 SLACKS: tuple[Slack, ...] = ("printed", "remaining", "oracle")
@@ -200,14 +199,28 @@ def _build(spec: Spec, profile: Profile) -> LazyBatching:
     slack = next((s for s in SLACKS if s == spec.parameters.get("slack", "printed")), None)
     if slack is None:
         raise SpecError(f"policy {spec.text!r}: unknown slack {spec.parameters['slack']!r}; give {', '.join(SLACKS)}")
-    by_stage, steps = staged_profile(spec, profile)
-    return LazyBatching(by_stage, slack, steps)
+    check_stages(spec, profile)
+    return LazyBatching(profile, slack)
+
+
+def check_stages(spec: Spec, profile: Profile) -> None:
+    """Check that a policy that decides between stages has an objective, and a profile whose batches have stages.
+
+    Raises:
+        SpecError: the spec has no valid `slo_ms`, or the profile has service times by length.
+    """
+    spec.number("slo_ms")  # required: it sets the deadlines
+    if profile.varies_by_length:
+        raise SpecError(
+            f"policy {spec.text!r} decides between stages, and profile {profile.name!r} has service times by length, "
+            "but none by stage; use greedy or multi-bin"
+        )
 
 
 LAZY = Rule(
     name="lazy",
     build=_build,
-    keys=frozenset({"slo_ms", "slack", "timesteps"}),
+    keys=frozenset({"slo_ms", "slack"}),
     defaults={"slack": "printed"},
     needs_stages=True,
     per_bin=False,

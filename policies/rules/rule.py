@@ -58,7 +58,6 @@ class Rule:
         takes_arg: whether the spec may have an argument, NAME:ARG.
         defaults: values of the keys that the description names and the spec leaves open.
         needs_stages: whether it decides between stages, so that the model has to be split into stages.
-        needs_lengths: whether it serves only models that generate tokens.
         per_bin: whether it can decide within a bin of multi-bin.
         monitor: makes the monitor of the arrival rate; None: a ForgettingMonitor with the device's time constant.
         check: checks a spec without building the policy, if that takes long.
@@ -72,7 +71,6 @@ class Rule:
     takes_arg: bool = False
     defaults: Mapping[str, str] = field(default_factory=dict)
     needs_stages: bool = False
-    needs_lengths: bool = False
     per_bin: bool = True
     monitor: Callable[[], Monitor] | None = None
     check: Callable[[Spec], object] | None = None

@@ -46,10 +46,10 @@ class QueueLengthPolicy(Protocol):
 
 
 class StepPolicy:
-    """Base class of policies that decide between stages or decode steps.
+    """Base class of policies that decide between stages.
 
-    They launch suspended requests themselves, so that neither `MaximumWait` nor `FinishSuspended` is wrapped around
-    them. One that waits keeps the maximum wait itself.
+    They never wait, and launch suspended requests themselves, so that neither `MaximumWait` nor `FinishSuspended` is
+    wrapped around them.
     """
 
     __slots__ = ()

@@ -1,8 +1,9 @@
-"""Estimators of the service time of a request alone, from its prompt and token limit at arrival.
+"""Lengths from service times, and estimators of the service time of a request alone.
 
-Multi-Bin Batching needs the prediction to assign a bin (Algorithm 1, line 2). `Oracle` and `Affine` use the token
-limit, which is exact if all requests generate up to their limit. `Online` and `Learned` predict the number of generated
-tokens from past requests: by the length of the prompt, or by its tokens with the L1 loss of appendix C.1.
+Multi-Bin Batching needs the prediction to assign a bin (Algorithm 1, line 2). The server knows the length of a padded
+input at arrival (server/models/tensors/size_predictor.py). For `benchmarks/predicted_bins.py`, `Online` and `Learned`
+predict the number of generated tokens from past requests: by the length of the prompt, or by its tokens with the L1
+loss of appendix C.1.
 """
 
 from collections.abc import Sequence
@@ -61,26 +62,8 @@ class Estimator(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Oracle:
-    """Predicts by the profile, assuming that every request generates up to its limit.
-
-    Attributes:
-        profile: a profile with lengths.
-    """
-
-    profile: Profile
-
-    def size(self, lengths: Lengths) -> float:
-        """Return the profile's service time at the limit, or at the prompt's length if no tokens are generated."""
-        return self.profile.service_time(1, lengths.limit or lengths.prompt)
-
-    def observe(self, lengths: Lengths, generated: int) -> None:
-        """Do nothing."""
-
-
-@dataclass(frozen=True, slots=True)
 class Affine:
-    """A service time affine in the lengths, fitted to measurements; predicts by the limit.
+    """A service time alone that is affine in the lengths.
 
     Attributes:
         intercept: s.
@@ -95,31 +78,6 @@ class Affine:
     def at(self, prompt: int, generated: float) -> float:
         """Return the service time alone for these lengths, s."""
         return self.intercept + self.per_prompt * prompt + self.per_generated * generated
-
-    def size(self, lengths: Lengths) -> float:
-        """Return the service time at the limit, s."""
-        return self.at(lengths.prompt, lengths.limit)
-
-    def observe(self, lengths: Lengths, generated: int) -> None:
-        """Do nothing: the coefficients are fitted by the profiler."""
-
-
-def fit_lengths(lengths: Sequence[tuple[int, int]], times: Sequence[float]) -> Affine:
-    """Fit an affine service time to measurements of requests alone, by least squares of the relative error.
-
-    A length that does not vary gets the coefficient 0.
-
-    Args:
-        lengths: tokens of the prompt, and generated tokens; at least one pair.
-        times: measured service time of each pair, s.
-    """
-    columns = np.array(lengths, dtype=np.float64)
-    varied = np.ptp(columns, axis=0) > 0
-    y = np.asarray(times, dtype=np.float64)
-    design = np.column_stack([np.ones(len(y)), columns[:, varied]]) / y[:, None]
-    found = np.zeros(3)
-    found[[True, *varied]] = np.linalg.lstsq(design, np.ones(len(y)), rcond=None)[0]
-    return Affine(*found.tolist())
 
 
 class Online:

@@ -162,8 +162,7 @@ class Inference:
             more = inputs.memory + (outputs if outputs > _LARGE_OUTPUTS else 0)
             if more:
                 context.memory.grow(more)
-            simple = not (inputs.runs_user_code or inputs.slow)
-            samples = inputs.read() if simple else await self._read(inputs, context)
+            samples = await self._read(inputs, context) if inputs.runs_user_code else inputs.read()
         del inputs
         context.memory.end_pending()
         context.queued = monotonic()
@@ -176,19 +175,11 @@ class Inference:
         context.waiting = max([answer.waiting for answer in answers])
         context.service = max([answer.service for answer in answers])
         context.device = answers[-1].device
-        if predictor is not None:
-            for sample, answer in zip(samples, answers, strict=True):
-                predictor.observe(sample, answer.output)
         return answers
 
     async def _read(self, inputs: Inputs, context: RequestContext) -> list[Any]:
-        if inputs.runs_user_code:
-            timeout = context.remaining_timeout()
-            return await context.wait_for(
-                asyncio.ensure_future(self.run_user_code(inputs.memory, inputs.read)), timeout
-            )
-        samples: list[Any] = await self.run_in_thread(inputs.read)
-        return samples
+        timeout = context.remaining_timeout()
+        return await context.wait_for(asyncio.ensure_future(self.run_user_code(inputs.memory, inputs.read)), timeout)
 
     async def run_user_code(self, memory: int, function: Callable[..., _T], *arguments: Any) -> _T:
         """Run a function of a user's model in a thread of its own pool, since it may take any time.

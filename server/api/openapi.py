@@ -48,7 +48,6 @@ JSON_LENGTH: _Json = {
 }
 _SCHEMAS = (  # errors, since a model of each route slows the start, and request bodies, which FastAPI does not parse
     schemas.Error,
-    schemas.TextCall,
     schemas.TensorCall,
     schemas.InferRequest,
     schemas.IndexRequest,
@@ -93,10 +92,9 @@ async def bare_asgi_route() -> None:
     raise NotImplementedError
 
 
-def json_content(*models: type[BaseModel]) -> _Json:
-    """Content of a JSON body that is one of these models, each one of `_SCHEMAS`."""
-    references = [{"$ref": f"#/components/schemas/{model.__name__}"} for model in models]
-    return {"application/json": {"schema": {"anyOf": references} if len(references) > 1 else references[0]}}
+def json_content(model: type[BaseModel]) -> _Json:
+    """Content of a JSON body that is this model, one of `_SCHEMAS`."""
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}
 
 
 def generate(app: FastAPI, models: Sequence[str]) -> _Json:
@@ -126,12 +124,11 @@ def add_predict(app: FastAPI) -> None:
     """Add the routes to the OpenAPI document, and so that FastAPI answers other methods with 405."""
     form = {"schema": {"type": "object", "required": ["image"], "properties": {"image": BINARY["schema"]}}}
     files = dict.fromkeys(("image/jpeg", "image/png", "application/octet-stream"), BINARY)
-    body = {**files, "multipart/form-data": form, **json_content(schemas.TextCall, schemas.TensorCall)}
+    body = {**files, "multipart/form-data": form, **json_content(schemas.TensorCall)}
     for path, parameters in (("/predict", [TIMEOUT]), ("/predict/{model}", [MODEL, TIMEOUT])):
-        summary = "Serve one sample: the response has the most probable classes, the generated text, or the outputs"
         route = documented(
-            summary,
-            schemas.Prediction | schemas.Generation | schemas.Outputs,
+            "Serve one sample: the response has the most probable classes, or the outputs",
+            schemas.Prediction | schemas.Outputs,
             INFERENCE_ERRORS,
             parameters=parameters,
             body=body,

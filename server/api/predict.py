@@ -5,10 +5,10 @@ from functools import partial
 
 import orjson
 
-from server.api.inference import ANY_BODY, Inference
+from server.api.inference import Inference
 from server.models.model import Inputs, ServedModel
 from server.transport.multipart import field_of
-from server.transport.request import JSON_CONTENT, BodyLimit, Handler, Headers, RequestContext, is_form
+from server.transport.request import JSON_CONTENT, Handler, Headers, RequestContext, is_form
 
 
 class Predict:
@@ -45,8 +45,7 @@ class Predict:
 
     async def _inputs(self, model: ServedModel, context: RequestContext) -> Inputs:
         codec = model.codec
-        limit = ANY_BODY if codec.max_body is None else BodyLimit(*codec.max_body)
-        body = bytes(await self._inference.read(model, context, limit))
+        body = bytes(await self._inference.read(model, context))
         content_type = context.headers.get(b"content-type", b"").decode("latin-1")
         if codec.json_body:
             return await self._inference.parse(partial(codec.from_body, body, content_type), body, context)

@@ -49,18 +49,6 @@ class Prediction(_Served):
     predictions: list[Class]
 
 
-class Generation(_Served):
-    model: str
-    text: str
-    new_tokens: Count
-
-
-class TextCall(_Body):
-    text: str
-    max_new_tokens: Count = 0
-    ignore_eos: bool = False
-
-
 class Outputs(_Served):
     model: str
     outputs: Any
@@ -158,7 +146,6 @@ class ConfiguredTensor(_Body):
     name: str
     data_type: str
     dims: list[int]
-    optional: bool = False
 
 
 class TransactionPolicy(_Body):
@@ -264,8 +251,6 @@ class RequestedOutput(BaseModel):
 class InferParameters(BaseModel):
     timeout: Count = 0
     binary_data_output: bool = False
-    max_new_tokens: Count = 0
-    ignore_eos: bool = False
 
 
 class InferRequest(BaseModel):

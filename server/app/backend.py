@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -208,7 +208,7 @@ def _name_and_meter(plan: DevicePlan) -> tuple[str, EnergyMeter]:
 
 
 def _load(plan: DevicePlan, meter: EnergyMeter) -> list[tuple[ServedModel, Device]]:
-    """The models of a device, each with what runs it; users' models are not loaded yet."""
+    """The models of a device, each with what runs it; those of workers are not loaded yet."""
     settings = plan.settings
     largest = {model: plan.max_batch_size(model) for model in settings.specs}
     if plan.emulated is not None:
@@ -228,15 +228,10 @@ def _load(plan: DevicePlan, meter: EnergyMeter) -> list[tuple[ServedModel, Devic
     return loaded
 
 
-def _device_of(model: ServedModel, worker: Any, settings: Settings) -> Device:
+def _device_of(model: ServedModel, worker: ModelWorker, settings: Settings) -> Device:
     if is_upstream(settings.device):
         return UpstreamDevice(model)
-    place = find_device(settings.device).place
-    if isinstance(worker, ModelWorker):
-        return WorkerDevice(model.name, worker, place, settings.optimise)
-    from server.backends import loading
-
-    return loading.device_of(worker, model, place, settings.optimise)
+    return WorkerDevice(model.name, worker, find_device(settings.device).place, settings.optimise)
 
 
 def _ready(
@@ -252,8 +247,7 @@ def _ready(
     pads = pads_to_buckets(settings.device, source_of(settings.specs[model.name]), settings.stages, settings.optimise)
     profile = profile or profile_of(model)
     profile = warm_up_and_fit(executor, model, profile if batches else profile.truncated(1), every_size, pads)
-    profile = model.codec.complete_profile(profile)
-    predictor = model.codec.make_size_predictor(profile, settings.guess)
+    predictor = model.codec.make_size_predictor(profile)
     return replace(_labelled(model, settings), size_predictor=predictor), profile
 
 

@@ -106,7 +106,7 @@ class _TorchvisionService:
 
     def load(self, what: str, place: str, optimise: Optimise) -> None:
         """Put the network on a device, on the thread that runs it; `what` begins the message of an error."""
-        from server.backends.loading import device_of
+        from server.backends.torch_images import device_of
 
         served, net = self._made_model()
         with one_line_errors(what):

@@ -329,13 +329,8 @@ def _check_stages(settings: Settings) -> None:
     for model, spec in settings.specs.items():
         if is_emulated(settings) or settings.stages is not None or not by_stages(_spec(settings, model)):
             continue
-        source = source_of(spec)
-        if source.splits:
-            raise SpecError(f"policy {_spec(settings, model)!r} decides between stages; give --stages K, such as 4")
-        if not source.has_decode_steps:
-            raise SpecError(
-                f"policy {_spec(settings, model)!r} decides between stages, but {model} has none; give another"
-            )
+        remedy = "; give --stages K, such as 4" if source_of(spec).splits else f", but {model} has none; give another"
+        raise SpecError(f"policy {_spec(settings, model)!r} decides between stages{remedy}")
 
 
 def _in_device_stages(settings: Settings, model: str, profile: Profile, emulated: Profile | None) -> Profile:
@@ -412,7 +407,7 @@ def _choice(settings: Settings, model: str, profile: Profile | None) -> Chosen |
     if profile is not None:
         return policy_of(settings, model, profile)
     largest, source = _max_batch_size(settings, model, None), source_of(settings.specs[model])
-    check_spec(_spec(settings, model), largest, _defaults(settings, model), source.has_lengths, source.has_decode_steps)
+    check_spec(_spec(settings, model), largest, _defaults(settings, model), source.has_lengths)
     return None
 
 

@@ -70,13 +70,6 @@ def describe_unusable_gpu(driver: Driver, torch_version: str, torch_cuda: str | 
     return f"{found}; check CUDA_VISIBLE_DEVICES, and whether the container has the GPU's devices"
 
 
-def allow_tf32(device: torch.device) -> None:
-    """Let float32 matrix products on CUDA use tensor cores (TF32, 10 bits of mantissa); the CPU is unaffected."""
-    if device.type == "cuda":
-        torch.set_float32_matmul_precision("high")
-        torch.backends.cudnn.allow_tf32 = True
-
-
 @contextmanager
 def translated_errors(device: torch.device) -> Iterator[None]:
     """Translate torch's errors into OutOfMemoryError, which a smaller batch may avoid, and DeviceLostError.

@@ -83,6 +83,16 @@ class ImageDevice:
         return [row.copy() for row in logits]
 
 
+def device_of(
+    net: PixelNet, model: ServedModel[ImageCodec], place: str, optimise: Optimise = "auto"
+) -> ImageDevice | GraphDevice:
+    """Put a network on a device, by torch's name of it, and set the process's threads and heap for it."""
+    device = torch.device(place)
+    if device.type == "cuda" and net.stages == 1 and optimise != "none":
+        return make_graph_device(model, net, device, optimise)
+    return make_image_device(model, net, device)
+
+
 def make_image_device(
     model: ServedModel[ImageCodec], net: PixelNet, device: torch.device, precision: Precision = "auto"
 ) -> ImageDevice:

@@ -1,1 +1,1 @@
-"""Models: their interface, codecs of images and texts, and the sources that models are loaded from."""
+"""Models: their interface, codecs of images and named tensors, and the sources that models are loaded from."""

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Protocol
 
 import numpy as np
@@ -12,7 +12,6 @@ from typing_extensions import TypeVar
 from policies.profile import Profile
 from server.models.form import Form
 from server.models.signature import Signature, Tensor
-from server.models.texts.samples import DecodeState, GeneratedTokens, TextSample
 
 _BEST = 5  # classes in a prediction
 
@@ -41,7 +40,6 @@ class Inputs:
         read: returns the samples, unless they are encoded.
         memory: memory that the samples take in addition to the body, bytes.
         encoded: encoded samples, each for `Codec.decode_cost` and then `Codec.decode`.
-        slow: whether `read` takes over a millisecond.
         runs_user_code: whether `read` calls a function of a user's model, which may take any time.
     """
 
@@ -49,7 +47,6 @@ class Inputs:
     read: Callable[[], list[Any]]
     memory: int = 0
     encoded: Sequence[bytes] = ()
-    slow: bool = False
     runs_user_code: bool = False
 
 
@@ -58,10 +55,6 @@ class SizePredictor(Protocol):
 
     def predict(self, sample: Any, /) -> float:
         """The predicted service time, s."""
-        ...
-
-    def observe(self, sample: Any, output: Any, /) -> None:
-        """Learn from a sample that was served."""
         ...
 
 
@@ -84,11 +77,6 @@ class Codec(ABC):
         """The inputs and outputs of a model with this number of labels."""
 
     @property
-    def generates(self) -> bool:
-        """Whether outputs are generated tokens; otherwise they are logits, float32 [classes]."""
-        return False
-
-    @property
     def lengths(self) -> tuple[int, ...]:
         """Sample lengths at which a profile measures service times, ascending; empty if length does not matter."""
         return ()
@@ -97,11 +85,6 @@ class Codec(ABC):
     def synthetic_length_note(self) -> str:
         """The default length of `synthetic_samples`, in words, for a profile's note."""
         return ""
-
-    @property
-    def max_body(self) -> tuple[int, str] | None:
-        """Maximum body of POST /predict in bytes, and the remedy for a larger one; None for the server's limit."""
-        return None
 
     def metadata_parameters(self) -> dict[str, Any]:
         """Limits of the inputs, for the model's metadata."""
@@ -116,12 +99,11 @@ class Codec(ABC):
         """
 
     @abstractmethod
-    def from_tensors(self, tensors: Mapping[str, Tensor], parameters: Mapping[str, Any]) -> Inputs:
+    def from_tensors(self, tensors: Mapping[str, Tensor]) -> Inputs:
         """Read the samples of an inference call.
 
         Args:
             tensors: by input name; they match the signature, or one is a raw body.
-            parameters: the parameters of the call that the signature names.
 
         Raises:
             BadInputError: a value is out of bounds; raised here or by `Inputs.read`.
@@ -177,13 +159,9 @@ class Codec(ABC):
         """Return an output for a sample without computing it, which depends only on that sample."""
         raise NotImplementedError
 
-    def make_size_predictor(self, _profile: Profile, _guess: str) -> SizePredictor | None:
+    def make_size_predictor(self, _profile: Profile) -> SizePredictor | None:
         """Make a predictor of service times from a profile; None if they do not differ between samples."""
         return None
-
-    def complete_profile(self, profile: Profile) -> Profile:
-        """The profile with the field `generates` set for this model, since a handwritten profile may leave it out."""
-        return replace(profile, generates=self.generates) if self.lengths else profile
 
     @abstractmethod
     def form(self) -> Form:
@@ -222,7 +200,7 @@ class ServedModel(Generic[Codec_co]):
     Attributes:
         name: name in URLs.
         codec: reads inputs and renders outputs.
-        labels: one for each class, in the order of the logits; empty for a model that generates tokens.
+        labels: one for each class, in the order of the logits; empty for a model of named tensors.
         weights: "pretrained", "random", "emulated", or the name of the weights' file or folder.
         max_batch_size: the largest batch.
         platform: the framework that runs it, for the protocol's documents.
@@ -249,37 +227,3 @@ class ServedModel(Generic[Codec_co]):
             object.__setattr__(self, "id", self.name)
         object.__setattr__(self, "signature", self.codec.signature(len(self.labels)))
         object.__setattr__(self, "output_bytes", sum(spec.sample_bytes for spec in self.signature.outputs))
-
-
-def decode_steps(sample: Any) -> int | None:
-    """The maximum number of decode steps of a text, each a stage; None for a sample that is no text."""
-    return max(1, sample.max_new_tokens) if isinstance(sample, TextSample) else None
-
-
-def max_length(sample: Any) -> int | None:
-    """The maximum length of a text as profiles count it; None for a sample that is no text."""
-    return sample.max_new_tokens or len(sample.tokens) if isinstance(sample, TextSample) else None
-
-
-def is_finished(output: Any) -> bool:
-    """Whether the output of a stage is the whole generated text."""
-    return isinstance(output, GeneratedTokens)
-
-
-def generated_lengths(outputs: Sequence[Any]) -> list[int]:
-    """The number of tokens of each finished output."""
-    return [len(output.tokens) for output in outputs if isinstance(output, GeneratedTokens)]
-
-
-def count_tokens(inputs: Sequence[Any], outputs: Sequence[Any], decode_steps: int | None) -> tuple[int, int]:
-    """The number of tokens that a batch needs, and that the device computes; the difference is padding.
-
-    Prompts are padded to the longest. A batch that runs to its end (`decode_steps` is None) generates as many tokens
-    for each row as for the longest.
-    """
-    prompts = [len(sample.tokens) for sample in inputs if isinstance(sample, TextSample)]
-    if decode_steps is None:
-        generated = generated_lengths(outputs)
-    else:
-        generated = [decode_steps for output in outputs if isinstance(output, GeneratedTokens | DecodeState)]
-    return sum(map(sum, (prompts, generated))), sum(len(n) * max(n, default=0) for n in (prompts, generated))

@@ -39,12 +39,10 @@ class TensorSpec:
         name: the tensor's name.
         sample_shapes: shape of one sample by datatype, without the leading batch dimension; -1 is any size, above 0
             in an input. The metadata advertise the first datatype.
-        optional: whether a call may leave the input out.
     """
 
     name: str
     sample_shapes: Mapping[str, tuple[int, ...]]
-    optional: bool = False
 
     @property
     def datatype(self) -> str:
@@ -91,14 +89,12 @@ class Signature:
     """Inputs and outputs of a model.
 
     Attributes:
-        inputs: at least one is not optional.
+        inputs: at least one.
         outputs: at least one.
-        parameters: names of the call's parameters that the model reads.
     """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    parameters: tuple[str, ...] = ()
 
     @property
     def has_fixed_shapes(self) -> bool:
@@ -107,7 +103,7 @@ class Signature:
 
     def input_names(self) -> str:
         """The inputs in words, for error messages."""
-        return ", ".join(f"{spec}{' (optional)' if spec.optional else ''}" for spec in self.inputs)
+        return ", ".join(map(str, self.inputs))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ from server.models.signature import DTYPES
 from server.models.tensors.codec import TensorCodec, check_sample
 from server.models.tensors.python_source import one_line_errors
 from server.models.tensors.upstream_source import Description, UpstreamModel
-from server.models.texts.spec import check_text, is_text, model_settings
 from server.models.upstream_spec import is_upstream, upstreams_of
 from server.models.weights import is_weights_file
 from server.workers.remote_model import RemoteModel, TorchvisionModel, open_model
@@ -39,7 +38,6 @@ class ModelSource(ABC):
         splits: whether the network can be split into stages.
         has_graphs: whether a CUDA device captures its batches as graphs.
         has_lengths: whether service times depend on the lengths of the samples.
-        has_decode_steps: whether policies may decide between decode steps.
         max_batch_size: largest batch of the model itself; None for no limit.
         packages: those whose versions change service times, besides this one.
     """
@@ -47,7 +45,6 @@ class ModelSource(ABC):
     splits = False
     has_graphs = False
     has_lengths = False
-    has_decode_steps = False
     max_batch_size: int | None = None
     packages: tuple[str, ...] = ("torch",)
 
@@ -95,7 +92,7 @@ class ModelSource(ABC):
 
     def settings(self, name: str) -> str:
         """Settings that change service times, for a profile's note and its key in the cache."""
-        return model_settings(name, self.spec)
+        return "" if self.spec == name else self.spec
 
 
 class TorchvisionSource(ModelSource):
@@ -117,27 +114,6 @@ class TorchvisionSource(ModelSource):
         except WorkerDiedError as error:
             raise SpecError(f"{name}: {error} while the network was loaded") from error
         return replace(model, name=name, id=name), worker
-
-
-class TextSource(ModelSource):
-    """A text model of transformers: a folder, a configuration, or a built-in one."""
-
-    has_lengths = True
-    has_decode_steps = True  # of a classifier only the loaded model tells that it has none
-
-    def check(self, name: str, weights: str, stages: int | None) -> None:
-        """Check transformers, the folder and the options."""
-        check_text(name, self.spec, weights, stages)
-
-    def load(self, name: str, weights: str, max_batch_size: int, stages: int) -> LoadedModel:
-        """Load the network with its weights and tokenizer."""
-        from server.models.texts.huggingface_source import load_text_model
-
-        return load_text_model(name, self.spec, weights, max_batch_size)
-
-    def emulate(self, name: str, max_batch_size: int) -> ServedModel:
-        """Raise: emulated service times do not depend on lengths."""
-        raise SpecError(f"{name} is a text model, which an emulated device does not serve; give --device cpu")
 
 
 class TensorSource(ModelSource):
@@ -267,11 +243,11 @@ class UpstreamSource(TensorSource):
         return "oip"
 
 
-class UnsupportedFile(ModelSource):
-    """A file that holds no model that can be run by itself, such as a state dict."""
+class UnsupportedSource(ModelSource):
+    """A file or folder that holds no model that can be run by itself: a state dict, or what transformers saves."""
 
     def check(self, name: str, weights: str, stages: int | None) -> NoReturn:
-        """Raise: name the kinds of files that are served."""
+        """Raise: name what is served instead."""
         raise SpecError(
             f"{name}: {self.spec!r} cannot be served; write a FILE.py:CLASS that loads it, or export the model to "
             "FILE.pt2 or FILE.onnx (docs/your-own-model.md)"
@@ -321,15 +297,15 @@ def _make_source(spec: str) -> ModelSource:
         return UpstreamSource(spec)
     if re.search(r"\.(py:\w*|py|pt2|onnx)$", spec):
         return TensorSource(spec)
-    unsupported = r"\.(pt|pth|ckpt|safetensors|h5|keras|pkl|pickle|joblib|tflite|py:.*|py)$"
-    if re.search(unsupported, spec, re.IGNORECASE) or _is_other_file(spec):
-        return UnsupportedFile(spec)
-    return TextSource(spec) if is_text(spec) else TorchvisionSource(spec)
+    unsupported = r"\.(pt|pth|ckpt|safetensors|h5|keras|pkl|pickle|joblib|tflite|json|py:.*|py)$"
+    if re.search(unsupported, spec, re.IGNORECASE) or _is_path(spec):
+        return UnsupportedSource(spec)
+    return TorchvisionSource(spec)
 
 
-def _is_other_file(spec: str) -> bool:
-    """Whether there is such a file, and it is no configuration.
+def _is_path(spec: str) -> bool:
+    """Whether this is the path of a file or a folder.
 
     A name with neither a slash nor a suffix is that of a torchvision model, even if there is such a file.
     """
-    return ("/" in spec or "." in spec) and not spec.endswith(".json") and os.path.isfile(spec)
+    return "/" in spec or ("." in spec and os.path.exists(spec))

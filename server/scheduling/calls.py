@@ -10,7 +10,6 @@ from policies.catalog import Chosen
 from policies.types import Launch, Request
 from server.backends.executor import Batch, Completion, Standby
 from server.errors import ServerError
-from server.models.model import decode_steps, is_finished
 
 
 @dataclass(slots=True, eq=False)
@@ -108,11 +107,10 @@ class Call:
             chosen: the model's policy and profile.
             ids: supplies the ids of the requests.
         """
-        deadline = self.arrival + chosen.slo
+        deadline, stages = self.arrival + chosen.slo, chosen.profile.stages
         for sample in self.samples:
             if sample.output is None:
                 kind = chosen.arriving(self.model, sample.size, sample.shape)
-                stages = decode_steps(sample.input) or chosen.profile.stages
                 sample.data, sample.energy = sample.input, None
                 self.requests.append(
                     Request(next(ids), self.arrival, kind, deadline, self.expires, sample.size, stages, sample)
@@ -173,15 +171,6 @@ class BatchRun:
             request.payload.data = output
             if share is not None:
                 request.payload.energy = share + (request.payload.energy or 0.0)
-
-
-def set_last_stages(launch: Launch, requests: Sequence[Request], completion: Completion) -> None:
-    """Set the number of stages of the texts that ended in this launch, which was unknown until then."""
-    if launch.stages is None:
-        return
-    for request, output in zip(requests, completion.outputs, strict=True):
-        if is_finished(output):
-            request.stages = min(request.stages, request.stage + launch.stages)
 
 
 def make_batch(launch: Launch, standby: Standby, continues: bool = False) -> Batch:

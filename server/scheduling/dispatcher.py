@@ -43,9 +43,8 @@ from server.errors import (
     UnavailableError,
     WorkerDiedError,
 )
-from server.models.model import count_tokens, generated_lengths
 from server.scheduling.admission import DEFAULT_LIMITS, Admission, Limits, reject_if_full, reject_if_too_many_shapes
-from server.scheduling.calls import BatchRun, Call, Sample, fail_all, make_batch, set_last_stages
+from server.scheduling.calls import BatchRun, Call, Sample, fail_all, make_batch
 from server.scheduling.forecast import Forecast
 from server.scheduling.lookahead import Lookahead
 from server.scheduling.recovery import Deaths, Part, recover
@@ -115,8 +114,7 @@ class Dispatcher:
         self._retiring = set[str]()  # ids of models that were replaced, and still have calls
         policy, monitor = combine(self.chosen, self._by_shape)
         largest = {model: choice.profile.max_batch_size for model, choice in chosen.items()}
-        iterating = [model for model, choice in chosen.items() if choice.profile.has_decode_steps]
-        self._batcher = Batcher(policy, largest, monitor, iterating)
+        self._batcher = Batcher(policy, largest, monitor)
         self._forecast = Forecast(self.chosen, self._batcher, clock)
         self._lookahead = Lookahead(self._batcher, self._forecast, self.chosen, clock)
         self._next_step_by = inf  # latest instant at which the loop should decide again
@@ -483,7 +481,6 @@ class Dispatcher:
             self._batcher.advance(run.launch)
             finished: Sequence[Request] = ()
         else:
-            set_last_stages(run.launch, run.launch.requests, completion)
             finished = self._batcher.complete(run.launch)
         self._answer(self._record(run, completion, finished))
         self._last_finish = completion.finished if following is not None or len(self._batcher) else None
@@ -517,7 +514,6 @@ class Dispatcher:
         for part in recovery.parts:
             if isinstance(part.result, Completion):
                 self._deaths.clear()
-                set_last_stages(launch, part.of(launch.requests), part.result)
         finished = self._batcher.complete(launch)
         for part in recovery.parts:
             own = replace(launch, requests=part.of(launch.requests))
@@ -595,8 +591,6 @@ class Dispatcher:
             completion.finished,
             energy,
             profile.energy_source,
-            count_tokens(run.batch.inputs, completion.outputs, run.launch.stages),
-            generated_lengths(completion.outputs),
             completion.next_started,
         )
 

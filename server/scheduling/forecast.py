@@ -1,9 +1,8 @@
 """Expected service times and energies of the device, from the current profiles.
 
 Where the profile has no lengths, the service time depends only on the batch size and the stages, so that the least,
-expected and greatest times are the same. The length of a generated text is known only when it ends. The least service
-time, one decode step or that of the least length, decides what is rejected or dropped. The greatest service time, that
-of the maximum length, bounds the batch timeout.
+expected and greatest times are the same. With lengths, the least service time, that of the least length, decides what
+is rejected or dropped, and the greatest, that of the greatest length, bounds the batch timeout.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +12,6 @@ from policies.queue.batcher import Batcher
 from policies.queue.routing import backlog
 from policies.types import Launch
 from server.backends.executor import Batch
-from server.models.model import max_length
 
 
 class Forecast:
@@ -33,7 +31,8 @@ class Forecast:
     def expected_time(self, batch: Batch) -> float:
         """Return the expected service time of the stages of a batch."""
         profile = self._chosen[batch.model].profile
-        return profile.expected_service_time(len(batch.inputs), batch.first_stage, batch.last_stage)
+        size = min(len(batch.inputs), profile.max_batch_size)
+        return profile.launch_time(size, batch.first_stage, batch.last_stage)
 
     def least_time(self, batch: Batch) -> float:
         """Return the least service time of a batch from its first stage to the end of its requests' last stage."""
@@ -45,14 +44,13 @@ class Forecast:
         return self._chosen[first.kind.model].profile.min_service_time(len(launch.requests), first.stage)
 
     def greatest_time(self, batch: Batch) -> float:
-        """Return the greatest service time of the stages of a batch."""
-        profile, lengths = self._chosen[batch.model].profile, (max_length(sample) for sample in batch.inputs)
-        return profile.max_service_time(len(batch.inputs), batch.first_stage, batch.last_stage, lengths)
+        """Return the greatest service time of a batch from its first stage to the end of its requests' last stage."""
+        return self._chosen[batch.model].profile.max_service_time(len(batch.inputs), batch.first_stage)
 
     def energy(self, batch: Batch) -> float | None:
         """Return the expected energy of the stages of a batch; None where unknown."""
         profile = self._chosen[batch.model].profile
-        return profile.expected_energy(len(batch.inputs), batch.first_stage, batch.last_stage)
+        return profile.launch_energy(len(batch.inputs), batch.first_stage, batch.last_stage)
 
     def backlog(self, more: Mapping[str, int]) -> float:
         """Return the least time in which the device serves the batch in service, the queue, and `more` by model."""

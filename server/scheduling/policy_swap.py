@@ -42,7 +42,7 @@ async def swap(fleet: Fleet, metrics: Metrics, choosers: Mapping[str, Callable[[
         for dispatcher, model in unsolved:
             current = replace(before[dispatcher, model], profile=dispatcher.chosen[model].profile)
             solved[dispatcher, model] = chosen = await loop.run_in_executor(_pool, choosers[model], current)
-            if by_stages(chosen.spec) and not current.profile.has_stages:
+            if by_stages(chosen.spec) and current.profile.stages == 1:
                 raise SpecError(f"policy {chosen.spec!r} decides between stages; start the server with --stages K")
     for (dispatcher, model), chosen in solved.items():
         dispatcher.set_policy(model, chosen)

@@ -21,8 +21,6 @@ class BatchRecord:
         ended: completion, s of time.monotonic.
         energy: energy by the profile, J; None if unknown.
         energy_source: how the profile's energies were obtained.
-        tokens: number of tokens that the requests needed, and that the device computed.
-        generated: number of generated tokens of each request.
         next_started: start of the batch that the device began by itself after it, s; None if it began none.
     """
 
@@ -36,8 +34,6 @@ class BatchRecord:
     ended: float
     energy: float | None
     energy_source: str
-    tokens: tuple[int, int] = (0, 0)
-    generated: Sequence[int] = ()
     next_started: float | None = None
 
     @property

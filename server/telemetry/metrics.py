@@ -82,10 +82,6 @@ class Metrics:
             "objective_share", "Objective: share of the requests within objective_seconds", "model"
         )
         self._batches = counter("batches", "Batches launched, by policy and reason", *served, "policy", "reason")
-        self._tokens, self._generated = (
-            counter("tokens", "Tokens computed by the device, by use: needed, or padding", "model", "use"),
-            histogram("generated_tokens", "Generated tokens per response", [*map(float, _SIZES)], "model"),
-        )
         self._energy = counter("energy_joules", "Energy of all batches by the profile, J", *served, "source")
         self._response = cache(
             histogram(
@@ -214,12 +210,6 @@ class Metrics:
                 batch.model, len(batch.finished), (batch.size, batch.service) if batch.whole else None
             )
             self._batch_size.labels(*labels).observe(batch.size)
-        needed, computed = batch.tokens
-        if computed:
-            self._tokens.labels(batch.model, "needed").inc(needed)
-            self._tokens.labels(batch.model, "padding").inc(computed - needed)
-        for length in batch.generated:
-            self._generated.labels(batch.model).observe(length)
         self.history.batch_completed(batch)
         self._batches.labels(*labels, batch.policy, batch.launch.reason).inc()
         self._service.labels(*labels).observe(batch.service)

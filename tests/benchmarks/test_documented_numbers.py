@@ -119,8 +119,8 @@ def test_the_differences_from_lazybatching_are_those_of_the_record() -> None:
         f'"consistently much smaller" | {p99} |',
         f"over all rates | {mean} |",
         f"SLO 20 and 100 ms | falls as the SLO grows | {late[0]}, {late[-1]} |",
-        f"`timesteps` covers 90 % of the texts | 0 % | {100 * by_coverage[0.9]:.1f} % |",
-        f"`timesteps` covers 16 % of the texts | 36 % | {100 * by_coverage[0.16]:.1f} % |",
+        f"`dec_timesteps` covers 90 % of the sentences | 0 % | {100 * by_coverage[0.9]:.1f} % |",
+        f"`dec_timesteps` covers 16 % of the sentences | 36 % | {100 * by_coverage[0.16]:.1f} % |",
     ):
         assert row in text
     assert found["paper"]["slos_ms"] == [20, 40, 60, 80, 100]

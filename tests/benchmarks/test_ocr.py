@@ -17,7 +17,7 @@ from benchmarks.ocr import (
 from policies.profile import Profile
 
 ROWS = tuple((0.1 * b, 1.6 * b) for b in range(1, BATCH + 1))  # a millisecond a pixel and row
-PROFILE = Profile("p", tuple(b for b, _ in ROWS), lengths=(100, 1600), length_service_times=ROWS, generates=False)
+PROFILE = Profile("p", tuple(b for b, _ in ROWS), lengths=(100, 1600), length_service_times=ROWS)
 
 
 @pytest.mark.parametrize(

@@ -73,11 +73,10 @@ def test_a_process_that_fails_before_the_start_is_an_error_with_its_exit_code(mo
 
 
 VECTOR = METADATA | {"inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}]}
-TEXT = METADATA | {
-    "inputs": [{"name": "input_ids", "datatype": "INT64", "shape": [-1, -1]}],
-    "parameters": {"max_tokens": 64, "vocabulary": 5, "pad_token_id": 2},
+PADDED = METADATA | {
+    "inputs": [{"name": "ids", "datatype": "INT64", "shape": [-1, -1]}],
+    "parameters": {"weights": "model.py", "max_length": 64},
 }
-TOKENS = TEXT | {"parameters": {"weights": "model.onnx"}}  # a user's model with that name of an input
 
 
 def path_of(stub: Stub, model: str | None = None, **content: Any) -> str:
@@ -95,9 +94,8 @@ def path_of(stub: Stub, model: str | None = None, **content: Any) -> str:
     [
         (METADATA, {}, "/predict/tiny"),
         (METADATA, {"pixels": True}, "/v2/models/tiny/infer"),
-        (TEXT, {}, "/predict/tiny"),
-        (TEXT, {"lengths": [3]}, "/v2/models/tiny/infer"),
-        (TOKENS, {}, "/v2/models/tiny/infer"),
+        (PADDED, {}, "/v2/models/tiny/infer"),
+        (PADDED, {"lengths": [3]}, "/v2/models/tiny/infer"),
         (VECTOR, {}, "/v2/models/tiny/infer"),
     ],
 )

@@ -16,7 +16,7 @@ from tests.loadgen.test_cli import Shell, shell
 
 __all__ = ["shell"]
 FIXED = ["--simulate", "longest", "--rate", "2", "--duration", "2000"]
-TEXTS = Profile("texts", (0.5, 0.6), lengths=(10, 20), length_service_times=((1.0, 1.5), (1.2, 1.9)))
+LINES = Profile("lines", (0.5, 0.6), lengths=(10, 20), length_service_times=((1.0, 1.5), (1.2, 1.9)))
 
 
 @pytest.fixture
@@ -71,36 +71,8 @@ def test_the_service_time_of_longest_by_batch_size_is_the_mean_over_batches() ->
 
 
 def test_a_profile_with_lengths_gives_the_service_time_of_the_longest_request() -> None:
-    run = Simulation(TEXTS, "greedy,max_wait_ms=inf", sizes=RequestSizes(np.array([10.0, 15.0, 20.0]))).run(np.zeros(3))
+    run = Simulation(LINES, "greedy,max_wait_ms=inf", sizes=RequestSizes(np.array([10.0, 15.0, 20.0]))).run(np.zeros(3))
     assert run.responses.tolist() == pytest.approx([1.55, 1.55, 3.05])
-
-
-def test_continuous_batching_admits_requests_between_iterations() -> None:
-    run = Simulation(TEXTS, "joining", sizes=RequestSizes(np.array([2.0, 1.0, 1.0]))).run(np.zeros(3))
-    token, prompts, prompt = 0.07, 1.2 - 0.7, 1.0 - 0.5
-    first = token + prompts
-    assert run.responses.tolist() == pytest.approx([first, first + token + prompt, first + token + prompt])
-    assert run.batch_sizes.tolist() == [2, 2]
-
-
-def test_under_lazy_batching_a_later_request_catches_up_and_each_request_completes_on_its_own() -> None:
-    token, pair, prompt = 0.05, 0.07, 0.5
-    run = Simulation(TEXTS, "lazy:slo_ms=9999,timesteps=3", sizes=RequestSizes(np.array([3.0, 2.0]))).run(
-        np.array([0.0, 0.1])
-    )
-    caught_up = 2 * (prompt + token)  # each alone; then both as a batch, then the first alone
-    assert run.responses.tolist() == pytest.approx([caught_up + pair - 0.1, caught_up + pair + token])
-    assert run.batch_sizes.tolist() == [1, 1, 2, 1]
-
-
-def test_fewer_predicted_time_steps_allow_more_preemption() -> None:
-    def first(steps: int) -> float:
-        spec = f"lazy:slo_ms=2000,timesteps={steps}"
-        run = Simulation(TEXTS, spec, sizes=RequestSizes(np.array([15.0, 15.0]))).run(np.array([0.0, 0.01]))
-        return float(run.responses.max())
-
-    assert first(20) == pytest.approx(2 * (0.5 + 15 * 0.05) - 0.01), "one after the other: no slack for both"
-    assert first(3) == pytest.approx(2 * (0.5 + 0.05) + 14 * 0.07), "as one batch, predicted to be short"
 
 
 def test_the_records_of_requests_with_sizes_give_the_same_report() -> None:
@@ -156,7 +128,7 @@ def test_longest_goes_up_to_the_largest_batch_size_of_the_specs() -> None:
     for specs, largest in (
         (["multi-bin:2,batch_size=8"], 8),
         (["multi-bin:2,batch_size=8", "static:300,max_wait_ms=inf"], 300),
-        (["joining:6", "greedy"], 6),
+        (["static:6", "greedy"], 6),
         (["greedy", "timeout:2000"], 128),
     ):
         assert simulated_profile("longest", sizes, specs).max_batch_size == largest
@@ -168,11 +140,11 @@ def test_longest_goes_up_to_the_largest_batch_size_of_the_specs() -> None:
     [
         ([*FIXED, "--policy", "greedy"], "add --sizes uniform:LO:HI"),
         (
-            [*FIXED, "--policy", "lazy:slo_ms=9,timesteps=0", "--sizes", "uniform:1:2"],
-            "the minimum of lazy:timesteps=VALUE",
+            [*FIXED, "--policy", "lazy:slo_ms=9", "--sizes", "uniform:1:2"],
+            "profile 'longest' has service times by length, but none by stage; use greedy or multi-bin",
         ),
         ([*FIXED, "--policy", "static:5000", "--sizes", "uniform:1:2"], r"within 1\.\.4096"),
-        ([*FIXED, "--policy", "greedy", "--sizes", "uniform:1:2", "--stages", "4"], "a stage is a decode step"),
+        ([*FIXED, "--policy", "greedy", "--sizes", "uniform:1:2", "--stages", "4"], "leave --stages or --sizes out"),
         ([*FIXED, "--policy", "greedy", "--bin-error", "0.1"], "are for --sizes"),
         ([*FIXED, "--policy", "greedy", "--sizes", "uniform:1:2", "--bin-error", "0.6"], "0 to 0.5"),
         (

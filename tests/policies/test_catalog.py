@@ -97,7 +97,8 @@ def test_an_infinite_max_wait_leaves_the_policy_untouched() -> None:
         ("multi-bin:2,inner=lazy", "lazy cannot be used within a bin"),
         ("multi-bin:2,inner=multi-bin:2", "multi-bin cannot be used within a bin"),
         ("multi-bin:2,inner= /nowhere/table.json:3", "/nowhere/table.json cannot be used within a bin"),
-        ("joining", "has no lengths"),
+        ("joining", "unknown policy 'joining': choose one of greedy"),
+        ("lazy:slo_ms=100,timesteps=3", "unknown key 'timesteps'"),
     ],
 )
 def test_an_unusable_spec_is_an_error_of_one_line(text: str, says: str) -> None:

@@ -1,13 +1,12 @@
-"""Specs with bins, and specs for texts."""
+"""Specs with bins."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from policies.catalog import check_spec, choose, combine, solved_again
+from policies.catalog import check_spec, choose, combine, in_stages, solved_again
 from policies.profile import load_profile
-from policies.rules.continuous_batching import ContinuousBatching
 from policies.rules.control_limit import ControlLimit, static
 from policies.rules.maximum_wait import MaximumWait
 from policies.smdp.model import Problem
@@ -16,7 +15,7 @@ from policies.types import Kind, Launch, Request, SpecError, State
 
 P4 = load_profile("googlenet-tesla-p4")
 B = P4.max_batch_size
-TEXTS = replace(P4, lengths=(0, 1), length_service_times=((0.0, 1.0),) * B)
+BY_LENGTH = replace(P4, lengths=(0, 1), length_service_times=((0.0, 1.0),) * B)
 
 
 def test_flags_fill_keys_that_the_policy_within_bins_leaves_open() -> None:
@@ -45,15 +44,13 @@ def test_a_policy_file_cannot_decide_within_a_bin(tmp_path: Path) -> None:
         ("multi-bin:4,batch_size=8,max_wait_ms=inf", static(8)),
         ("multi-bin:4,batch_size=8,inner=greedy", MaximumWait(ControlLimit(1, 8), 8, 1.0)),
         ("multi-bin:4,batch_size=8,inner=timeout:20", MaximumWait(ControlLimit(8, 8, 0.02), 8, 1.0)),
-        ("multi-bin:4,batch_size=8,inner=joining", ContinuousBatching(8)),
-        ("joining:4", ContinuousBatching(4)),
     ],
 )
 def test_bins_take_any_inner_policy_and_static_by_default(text: str, inner: object) -> None:
-    chosen = choose(text, TEXTS)
+    chosen = choose(text, BY_LENGTH)
     assert chosen.policy == inner
-    assert (chosen.bins is not None) == text.startswith("multi-bin")
-    assert chosen.profile is TEXTS, "after a swap another policy may launch larger batches"
+    assert chosen.bins is not None
+    assert chosen.profile is BY_LENGTH, "after a swap another policy may launch larger batches"
 
 
 def test_bins_are_cut_at_optimised_edges_or_in_equal_parts() -> None:
@@ -89,13 +86,22 @@ def test_no_table_by_queue_length_describes_bins() -> None:
     assert chosen.fixed_action_table() is None
 
 
-@pytest.mark.parametrize(
-    "text", ["multi-bin:3", "multi-bin:3,inner=smdp:w2=2", "multi-bin:3,inner=joining", "joining:4"]
-)
-def test_a_spec_for_texts_can_be_checked_without_a_profile(text: str) -> None:
+@pytest.mark.parametrize("text", ["multi-bin:3", "multi-bin:3,inner=smdp:w2=2", "smdp-bins:2"])
+def test_a_spec_for_lengths_can_be_checked_without_a_profile(text: str) -> None:
     check_spec(text, 8, has_lengths=True)
     with pytest.raises(SpecError, match="cannot be used within"):
         check_spec("multi-bin:3,inner=catch-up:slo_ms=5", 8)
+
+
+@pytest.mark.parametrize("spec", ["lazy:slo_ms=100", "catch-up:slo_ms=100"])
+def test_a_policy_that_decides_between_stages_needs_a_profile_without_lengths(spec: str) -> None:
+    with pytest.raises(SpecError, match=r"service times by length, .*; use greedy or multi-bin"):
+        choose(spec, BY_LENGTH)
+    with pytest.raises(SpecError, match="use greedy or multi-bin"):
+        check_spec(spec, 8, has_lengths=True)
+    staged = in_stages(spec, BY_LENGTH)
+    assert (staged.stages, staged.lengths) == (10, None), "simulated requests without lengths have stages"
+    assert in_stages(spec, BY_LENGTH, 4).stages == 4
 
 
 def test_after_a_swap_to_bins_suspended_requests_are_finished_kind_by_kind() -> None:

@@ -1,6 +1,5 @@
 """Properties of every rule in the catalog: its example can be parsed, it is pure, its action table is what it does."""
 
-from dataclasses import replace
 from math import inf
 
 import pytest
@@ -14,7 +13,6 @@ from policies.rules.traits import QueueLengthPolicy
 from policies.types import Kind, Launch, Request, SpecError, State, Wait
 
 P4 = load_profile("googlenet-tesla-p4").truncated(8)
-TEXTS = replace(P4, lengths=(0, 1), length_service_times=((0.0, 0.001),) * 8)
 M = Kind("m")
 EVERY_RULE = pytest.mark.parametrize("rule", CATALOG.values(), ids=lambda rule: rule.name)
 AGES = st.lists(st.floats(0.0, 5.0), min_size=1, max_size=20).map(lambda ages: sorted(ages, reverse=True))
@@ -22,7 +20,7 @@ RATES = st.none() | st.floats(1.0, 1e4)
 
 
 def profile_for(rule: Rule) -> Profile:
-    return TEXTS if rule.needs_lengths else P4.in_stages(4) if rule.needs_stages else P4
+    return P4.in_stages(4) if rule.needs_stages else P4
 
 
 UNBOUNDED = {rule.name: choose(rule.example, profile_for(rule), max_wait=inf) for rule in CATALOG.values()}
@@ -39,14 +37,14 @@ def test_the_example_is_a_spec_of_the_rule_and_can_be_checked(rule: Rule) -> Non
     assert CATALOG[rule.name] is rule
     assert parse_spec(rule.example).name == rule.name
     assert by_stages(rule.example) == rule.needs_stages
-    check_spec(rule.example, 8, has_lengths=rule.needs_lengths)
+    check_spec(rule.example, 8)
 
 
 @EVERY_RULE
 def test_a_rule_decides_within_bins_or_is_an_error_there(rule: Rule) -> None:
     spec = f"multi-bin:2,inner={rule.example}"
     if rule.per_bin:
-        check_spec(spec, 8, has_lengths=rule.needs_lengths)
+        check_spec(spec, 8)
     else:
         with pytest.raises(SpecError, match="cannot be used within a bin"):
             check_spec(spec, 8)

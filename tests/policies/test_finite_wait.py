@@ -17,7 +17,7 @@ from policies.queue.batcher import Batcher
 from policies.queue.simulator import Service, simulate
 from policies.types import Kind, Launch, Request, State, Wait
 
-P4 = replace(load_profile("googlenet-tesla-p4").truncated(8), lengths=(0, 1), length_service_times=((0.0, 0.001),) * 8)
+P4 = load_profile("googlenet-tesla-p4").truncated(8)
 M = Kind("m")
 SPECS = {rule.name: rule.example for rule in CATALOG.values()}
 OBJECTIVES = {

@@ -168,9 +168,14 @@ def test_a_length_has_no_effect_without_lengths() -> None:
     assert parsed().service_time(2, 1000) == parsed().service_time(2)
 
 
-def test_a_decode_step_takes_a_token_per_request_and_the_prefill_of_new_ones() -> None:
+def test_the_least_and_the_greatest_service_time_are_those_of_the_ends_of_the_lengths() -> None:
     profile = parsed(**LENGTHS)
-    assert profile.decode_step_time(2) == pytest.approx(0.01)
-    assert profile.decode_step_time(2, 1) == pytest.approx(0.01 + 0.1 - 10 * 0.2 / 30)
-    assert profile.decode_step_time(4, 4) == pytest.approx(0.03 + 0.1)
-    assert parsed(length=[10], length_service_time_s=[[0.1]] * 3).decode_step_time(1, 1) == pytest.approx(0.01)
+    assert (profile.min_service_time(2), profile.max_service_time(2)) == pytest.approx((0.2, 0.5))
+    assert parsed().min_service_time(2) == parsed().max_service_time(2) == parsed().service_time(2)
+
+
+@pytest.mark.parametrize("generates", [True, False])
+def test_a_key_of_earlier_versions_is_ignored(generates: bool) -> None:
+    profile = parsed(**LENGTHS, generates=generates)
+    assert profile == parsed(**LENGTHS)
+    assert "generates" not in profile.to_json()

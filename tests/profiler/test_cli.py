@@ -133,18 +133,33 @@ def test_an_interrupted_measurement_of_yesterday_is_not_resumed() -> None:
     assert cache.load_unfinished(key) is None
 
 
-def test_a_text_model_is_measured_by_length(run: Run, tmp_path: Path) -> None:
-    pytest.importorskip("transformers", reason="the extra text is not installed")
-    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 16, "n_layer": 1, "n_head": 2}
-    (tmp_path / "tiny.json").write_text(json.dumps(config | {"n_positions": 16, "vocab_size": 260}))
-    arguments = (f"words={tmp_path / 'tiny.json'}", "--device", "cpu", "--weights", "random", "--max-batch-size", "3")
+LINES = """
+import time
+
+from batchwright import Model, Tensor
+
+
+class Lines(Model):
+    inputs = {"x": Tensor("FP32", [-1], pad=0.0)}
+    outputs = {"y": Tensor("FP32")}
+    lengths = [1, 4, 8]
+
+    def run(self, x):
+        time.sleep(0.002 * x.shape[1])
+        return {"y": x.sum(axis=1)}
+"""
+
+
+def test_a_model_with_lengths_is_measured_by_length(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "lines.py").write_text(LINES)
+    arguments = (f"lines={tmp_path / 'lines.py'}:Lines", "--device", "cpu", "--max-batch-size", "3")
     code, out, _ = run(*arguments, "--quick", "--json", "--energy-time", "0")
     profile = json.loads(out)
     assert code == 0
-    assert (profile["model"], profile["length"]) == ("words", [1, 4, 8])
+    assert (profile["model"], profile["length"]) == ("lines", [1, 4, 8])
     assert [len(row) for row in profile["length_service_time_s"]] == [3, 3, 3]
-    assert profile["length_service_time_s"][0][2] > profile["length_service_time_s"][0][0], "eight tokens, and one"
-    assert "service_time_s is of samples of 4 generated tokens after a prompt of 8" in profile["note"]
+    assert profile["length_service_time_s"][0][2] > profile["length_service_time_s"][0][0], "the longest, the shortest"
+    assert "service_time_s is of samples of length 4" in profile["note"]
     (cached,) = (tmp_path / "cache" / "batchwright" / "profiles").iterdir()
     assert json.loads(cached.read_text()) == profile
 
@@ -300,8 +315,8 @@ def test_a_sample_that_does_not_fit_is_one_line(
     [
         ((), "MODEL"),
         (("googlenet", "--device", P4, "--sample", "x.json"), "not for googlenet; leave it out"),
-        (("words=translator", "--device", P4), "words is a text model, which an emulated device does not serve"),
-        (("m=translator", "--device", "cpu", "--stages", "2"), "leave out --stages"),
+        (("words=./folder", "--device", P4), "words: './folder' cannot be served; write a FILE.py:CLASS that loads it"),
+        (("words=config.json", "--device", "cpu"), "words: 'config.json' cannot be served; write a FILE.py:CLASS that"),
         (("net", "--nonsense"), "--nonsense"),
         (("net", "--max-batch-size", "0"), "--max-batch-size"),
         (("net", "--energy-time", "-1"), "--energy-time"),

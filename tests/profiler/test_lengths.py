@@ -16,8 +16,6 @@ from server.backends.executor import Batch, Completion
 from server.energy.meters import NoMeter
 from server.models.model import ServedModel
 from server.models.tensors.codec import TensorCodec
-from server.models.texts.codec import TextCodec
-from server.models.texts.samples import TextSample
 from tests.support.timeline import Timeline
 
 completed = Timeline().completed
@@ -32,29 +30,8 @@ class Known:
         return completed(batch.inputs, 2.0 + len(batch.inputs) * max(map(self._length, batch.inputs)))
 
     @staticmethod
-    def _length(text: Any) -> int:
-        assert isinstance(text, TextSample)
-        assert text.ignore_eos == bool(text.max_new_tokens), "generation must not end early"
-        return text.max_new_tokens or len(text.tokens)
-
-
-@pytest.mark.parametrize("generates", [True, False])
-def test_the_profile_of_a_text_model_has_times_by_length(
-    generates: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    codec = TextCodec(259, 40, 40 if generates else 0, 0, None)
-    model: ServedModel = ServedModel("m", codec, (), "random", 6)
-    key = CacheKey("m", "Some CPU", 6, "fp32")
-    profile = first_profile(make_subject(Known(), model, NoMeter()), key, False, NOTHING_FOUND)
-    assert profile.lengths == (1, 4, 16, 20, 40)
-    for size in range(1, 7):
-        assert profile.service_time(size) == 2.0 + size * 20, "the middle length"
-        assert profile.service_time(size, 16) == pytest.approx(2.0 + size * 16)
-        assert profile.service_time(size, 30) == pytest.approx(2.0 + size * 30), "between two measured lengths"
-    expected = "20 generated tokens after a prompt of 16" if generates else "20 tokens"
-    assert f"service_time_s is of samples of {expected}" in profile.note
-    assert load_cached_profile(key) == profile == parse_profile(profile.to_json(), "its own")
+    def _length(sample: Any) -> int:
+        return len(sample["x"])
 
 
 class Padded(Model):
@@ -66,28 +43,25 @@ class Padded(Model):
 def test_the_profile_of_a_padded_model_has_times_by_its_lengths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class KnownByArray(Known):
-        @staticmethod
-        def _length(sample: Any) -> int:
-            return len(sample["x"])
-
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     model: ServedModel = ServedModel("m", TensorCodec(Padded()), (), "m.py", 6)
     key = CacheKey("m", "Some CPU", 6, "fp32")
-    profile = first_profile(make_subject(KnownByArray(), model, NoMeter()), key, False, NOTHING_FOUND)
-    assert (profile.lengths, profile.has_decode_steps) == ((4, 10, 40), False)
+    profile = first_profile(make_subject(Known(), model, NoMeter()), key, False, NOTHING_FOUND)
+    assert profile.lengths == (4, 10, 40)
     for size in range(1, 7):
         assert profile.service_time(size) == 2.0 + size * 10, "the middle length"
         assert profile.service_time(size, 25) == pytest.approx(2.0 + size * 25), "between two measured lengths"
         assert profile.min_service_time(size) == profile.service_time(size, 4)
+        assert profile.max_service_time(size) == profile.service_time(size, 40)
     assert "service_time_s is of samples of length 10" in profile.note
+    assert load_cached_profile(key) == profile == parse_profile(profile.to_json(), "its own")
 
 
 def test_measuring_by_length_logs_its_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    model: ServedModel = ServedModel("m", TextCodec(259, 40, 0, 0, None), (), "random", 6)
+    model: ServedModel = ServedModel("m", TensorCodec(Padded()), (), "m.py", 6)
     with caplog.at_level("INFO", "batchwright.profiler"):
         key = CacheKey("m", "Some CPU", 6, "fp32")
         first_profile(make_subject(Known(), model, NoMeter()), key, False, NOTHING_FOUND)

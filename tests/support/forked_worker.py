@@ -21,7 +21,6 @@ from typing import Any
 
 _IMPORTED = (
     "torch._dynamo",
-    "transformers.models.auto",
     "sklearn.base",
     "scipy.optimize",
     "scipy.signal",
@@ -29,7 +28,6 @@ _IMPORTED = (
     "matplotlib.pyplot",
     "aiohttp",
     "server.app.serving",
-    "server.models.texts.networks",
 )
 _MOST = 2**16  # bytes of a program
 _CREDENTIALS = Struct("3i")  # process, user and group

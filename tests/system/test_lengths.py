@@ -83,11 +83,11 @@ def test_the_bound_is_in_the_metadata_and_in_the_error(server: Server) -> None:
     assert (reply.status, reply.json) == (400, {"error": error})
 
 
-def test_a_policy_for_decode_steps_is_refused(server: Server) -> None:
-    body = json.dumps({"policy": "joining"}).encode()
+def test_a_policy_that_decides_between_stages_is_refused(server: Server) -> None:
+    body = json.dumps({"policy": "lazy:slo_ms=100"}).encode()
     reply = fetch(server.url, "/admin/models/mine/policy", body, "PUT")
     assert reply.status == 400
-    assert "generates no tokens; use greedy or multi-bin" in reply.json["error"]
+    assert "but none by stage; use greedy or multi-bin" in reply.json["error"]
 
 
 def test_generate_load_sends_and_simulates_the_lengths(server: Server, folder: Path) -> None:

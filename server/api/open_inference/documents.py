@@ -32,8 +32,7 @@ class ModelDescription:
     Attributes:
         name: The model's name.
         platform: Its framework, such as `pytorch`; never `ensemble`, which perf_analyzer takes for a graph of models.
-        input: Its input, with the optional inputs.
-        outputs: Its outputs.
+        signature: Its inputs and outputs.
         max_batch_size: The largest batch.
     """
 
@@ -73,9 +72,7 @@ def model_config(model: ModelDescription) -> dict[str, Any]:
         "platform": model.platform,
         "backend": model.platform,
         "max_batch_size": model.max_batch_size,
-        "input": [
-            _tensor_config(each) | ({"optional": True} if each.optional else {}) for each in model.signature.inputs
-        ],
+        "input": [_tensor_config(each) for each in model.signature.inputs],
         "output": [_tensor_config(output) for output in model.signature.outputs],
         "dynamic_batching": {},
         "model_transaction_policy": {"decoupled": False},

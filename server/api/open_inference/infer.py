@@ -58,8 +58,7 @@ class Infer:
         call = await self._read(model, context)
         if call.timeout is not None:
             context.timeout = min(context.timeout, call.timeout)
-        inputs = model.codec.from_tensors
-        answers = await self._inference.infer(model, context, inputs(call.take_tensors(), call.parameters))
+        answers = await self._inference.infer(model, context, model.codec.from_tensors(call.take_tensors()))
         outputs = [answer.output for answer in answers]
         arguments = call, model, outputs, self._inference.describe(answers, context)
         slow = len(outputs) > _MANY_SAMPLES or any(map(model.codec.renders_slowly, outputs))

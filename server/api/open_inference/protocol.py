@@ -51,14 +51,12 @@ class InferCall:
 
     Attributes:
         id: The client's id of the call; empty if it sent none.
-        parameters: The document's top-level parameters that the model reads.
         timeout: The client's timeout in s from arrival; None if it sent none.
         tensors: The inputs, by name.
         outputs: The requested outputs, in this order.
     """
 
     id: str
-    parameters: Mapping[str, Any]
     timeout: float | None
     tensors: Mapping[str, Tensor]
     outputs: tuple[RequestedOutput, ...]
@@ -90,7 +88,6 @@ class CallHeader:
 
     Attributes:
         id: The client's id of the call; empty if it sent none.
-        parameters: The document's top-level parameters that the model reads.
         timeout: The client's timeout in s from arrival; None if it sent none.
         tensors: Datatype, shape, and size in bytes of each input by name; the size is None if its values are in `data`.
         binary_size: Sum of these sizes.
@@ -99,7 +96,6 @@ class CallHeader:
     """
 
     id: str
-    parameters: Mapping[str, Any]
     timeout: float | None
     tensors: Mapping[str, tuple[str, tuple[int, ...], int | None]]
     binary_size: int
@@ -138,7 +134,6 @@ def parse_header(text: bytes, signature: Signature, max_samples: int) -> CallHea
     sizes = {name: _binary_size(entry, name) for name, (entry, _) in entries.items()}
     return CallHeader(
         id=_read_id(document),
-        parameters={key: parameters[key] for key in signature.parameters if key in parameters},
         timeout=_non_negative(parameters, "timeout") / 1e6 or None,
         tensors={name: (*types[name], size) for name, size in sizes.items()},
         binary_size=sum(size for size in sizes.values() if size is not None),
@@ -165,7 +160,7 @@ def read_call(header: CallHeader, body: Body, start: int) -> InferCall:
             data = from_binary(part, at, datatype, shape)
             start += size
         tensors[name] = Tensor(name, datatype, shape, data)
-    return InferCall(header.id, header.parameters, header.timeout, tensors, header.outputs)
+    return InferCall(header.id, header.timeout, tensors, header.outputs)
 
 
 def raw_call(body: Body, signature: Signature) -> InferCall:
@@ -174,14 +169,15 @@ def raw_call(body: Body, signature: Signature) -> InferCall:
     Raises:
         BadInputError: It is empty, or the model has several inputs.
     """
-    required = [spec for spec in signature.inputs if not spec.optional]
-    if len(required) > 1:
-        raise BadInputError(f"a raw body cannot hold {len(required)} inputs; send JSON with {signature.input_names()}")
+    first, *others = signature.inputs
+    if others:
+        raise BadInputError(
+            f"a raw body cannot hold {len(signature.inputs)} inputs; send JSON with {signature.input_names()}"
+        )
     if not body:
         raise BadInputError("the raw body is empty; send one sample, or JSON without Inference-Header-Content-Length")
     requested = tuple(RequestedOutput(output.name, output.datatype, True, 0) for output in signature.outputs)
-    name = required[0].name
-    return InferCall("", {}, None, {name: Tensor(name, RAW, (1,), body)}, requested)
+    return InferCall("", None, {first.name: Tensor(first.name, RAW, (1,), body)}, requested)
 
 
 def document_of(body: Body, header_length: int | None) -> bytes:
@@ -235,7 +231,7 @@ def _read_output(entry: Any, known: Mapping[str, TensorSpec], binary: bool) -> R
 
 
 def _input_entries(entries: Any, signature: Signature) -> dict[str, tuple[dict[str, Any], TensorSpec]]:
-    """The entries with their specifications by name, with all inputs that are not optional."""
+    """The entries of all inputs with their specifications, by name."""
     known = {spec.name: spec for spec in signature.inputs}
     is_list = type(entries) is list and 1 <= len(entries) <= len(known)
     if not is_list or any(type(entry) is not dict for entry in entries):
@@ -246,7 +242,7 @@ def _input_entries(entries: Any, signature: Signature) -> dict[str, tuple[dict[s
         if type(name) is not str or name not in known or name in found:
             raise BadInputError(f"the input's name is {quote(name)}; the model takes {signature.input_names()}")
         found[name] = entry, known[name]
-    missing = next((spec for spec in signature.inputs if not spec.optional and spec.name not in found), None)
+    missing = next((spec for spec in signature.inputs if spec.name not in found), None)
     if missing is not None:
         raise BadInputError(f"`inputs` has no {missing.name}; the model takes {signature.input_names()}")
     return found

@@ -77,7 +77,7 @@ class ImageCodec(Codec):
         """One encoded image."""
         return self._encoded([body])
 
-    def from_tensors(self, tensors: Mapping[str, Tensor], _: Mapping[str, Any]) -> Inputs:
+    def from_tensors(self, tensors: Mapping[str, Tensor]) -> Inputs:
         """Pixels, encoded images, or a raw body that is either.
 
         A raw body is pixels if it has height * width * 3 bytes and does not start like a JPEG or PNG.

@@ -31,6 +31,8 @@ def check_torchvision_name(name: str) -> None:
     """
     known = torchvision_names()
     if known and name not in known:
-        folder = f"; for the text model in the folder of that name give ./{name}" if Path(name).is_dir() else ""
+        folder = ""
+        if Path(name).is_dir():
+            folder = "; a folder cannot be served: write a FILE.py:CLASS that loads it (docs/your-own-model.md)"
         similar = difflib.get_close_matches(name, known, 5, 0.4) or known[::16]
         raise SpecError(f"no torchvision classification model {name!r}; there is {', '.join(similar)}, ...{folder}")

@@ -97,7 +97,7 @@ class TensorCodec(Codec):
         self._check_length(sample)
         return [sample]
 
-    def from_tensors(self, tensors: Mapping[str, Tensor], _: Mapping[str, Any]) -> Inputs:
+    def from_tensors(self, tensors: Mapping[str, Tensor]) -> Inputs:
         """One sample per row of the tensors; a raw body is the bytes of one sample of the only input."""
         first = next(iter(tensors.values()))
         if first.datatype == RAW:
@@ -143,7 +143,7 @@ class TensorCodec(Codec):
         name, axis = next(iter(self._axes.items()))
         return int(sample[name].shape[axis])
 
-    def make_size_predictor(self, profile: Profile, _guess: str) -> SizePredictor | None:
+    def make_size_predictor(self, profile: Profile) -> SizePredictor | None:
         """Predict by the profile and the length; None if the model or the profile has no lengths."""
         return LengthPredictor(self.length_of, profile) if self.lengths and profile.varies_by_length else None
 

@@ -22,6 +22,3 @@ class LengthPredictor:
     def predict(self, sample: Any, /) -> float:
         """The profile's service time at the sample's length, s."""
         return self.profile.service_time(1, self.length_of(sample))
-
-    def observe(self, sample: Any, output: Any, /) -> None:
-        """Do nothing: there is nothing to learn."""

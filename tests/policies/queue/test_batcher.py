@@ -238,27 +238,15 @@ def test_every_request_leaves_exactly_once(events: list[tuple[str, int]]) -> Non
     assert sorted(left) == sorted(r.id for r in here)
 
 
-def test_with_continuous_batching_requests_at_different_steps_share_a_batch() -> None:
+def test_a_request_completes_after_its_own_last_stage() -> None:
     a, b = Request(0, 0.0, M, stages=3), Request(1, 0.0, M, stages=1)
-    queue = Batcher(LaunchIndices([0], 1), {"m": 4}, NoMonitor(), ("m",))
+    queue = Batcher(LaunchIndices([0, 1], 1), {"m": 4}, NoMonitor())
     queue.arrive(a)
-    first = queue.decide(0.0)
-    assert isinstance(first, Launch)
-    assert queue.complete(first) == []
     queue.arrive(b)
-    queue.policy = LaunchIndices([1, 0], 1)
     both = queue.decide(1.0)
     assert isinstance(both, Launch)
-    assert queue.complete(both) == [b], "a request completes after its own last stage"
-    assert (a.stage, a.started, b.started, list(queue.suspended)) == (2, 0.0, 1.0, [a])
-
-
-def test_continuous_batching_does_not_mix_kinds() -> None:
-    queue = Batcher(LaunchAll(), {"m": 4}, NoMonitor(), ("m",))
-    for i in range(2):
-        queue.arrive(Request(i, 0.0, Kind("m", i)))
-    with pytest.raises(PolicyError, match="one kind"):
-        queue.decide(0.0)
+    assert queue.complete(both) == [b]
+    assert (a.stage, a.started, b.started, list(queue.suspended)) == (1, 1.0, 1.0, [a])
 
 
 def test_every_request_can_be_assigned_a_new_kind() -> None:

@@ -15,7 +15,7 @@ from policies.queue.arrivals import poisson
 from policies.queue.batcher import Batcher
 from policies.queue.simulator import Service, simulate
 from policies.rules.multi_bin import Bins, mispredicted
-from policies.types import Kind, Launch, PolicyError, Request
+from policies.types import Kind, Launch, Request
 
 LENGTHS = Profile("lengths", (1.0, 1.0, 1.0, 1.0), lengths=(0, 1), length_service_times=((0.0, 1.0),) * 4)
 
@@ -96,19 +96,19 @@ def knowing(spec: str, sizes: Sequence[float]) -> Chosen:
 def requests(chosen: Chosen, gaps: Sequence[float], sizes: Sequence[float]) -> list[Request]:
     instants = np.cumsum(gaps).tolist()
     return [
-        Request(i, at, chosen.kind("m", size), size=size, stages=int(size), payload=size)
+        Request(i, at, chosen.kind("m", size), size=size, payload=size)
         for i, (at, size) in enumerate(zip(instants, sizes, strict=False))
     ]
 
 
 def serve(chosen: Chosen, here: Sequence[Request]) -> list[Service]:
     policy, monitor = combine({"m": chosen})
-    batcher = Batcher(policy, {"m": 4}, monitor, ("m",))
+    batcher = Batcher(policy, {"m": 4}, monitor)
     return list(simulate(batcher, here, longest))
 
 
 def longest(launch: Launch) -> float:
-    return max(r.size for r in launch.requests) if launch.stages is None else float(launch.stages)
+    return max(r.size for r in launch.requests)
 
 
 SIZES = st.lists(st.integers(1, 9).map(float), min_size=40, max_size=40)
@@ -123,8 +123,7 @@ GAPS = st.lists(st.sampled_from([0.0, 0.25, 1.0, 30.0]), min_size=1, max_size=40
             "multi-bin:2,batch_size=3,max_wait_ms=2500",
             "multi-bin:4,inner=greedy",
             "multi-bin:3,inner=timeout:1500,edges=equal",
-            "multi-bin:3,inner=joining",
-            "multi-bin:3,batch_size=2,inner=joining",
+            "multi-bin:3,batch_size=2,inner=greedy",
         ]
     ),
     gaps=GAPS,
@@ -159,38 +158,6 @@ def test_as_printed_batches_are_of_exactly_b_and_served_in_order_of_formation(
         assert ids == sorted(ids), "within a bin in order of arrival"
 
 
-@settings(max_examples=60)
-@given(gaps=GAPS, sizes=SIZES, spec=st.sampled_from(["joining", "joining:3", "multi-bin:2,inner=joining"]))
-def test_continuous_batching_runs_the_needed_decode_steps_and_leaves_no_slot_empty_while_requests_wait(
-    gaps: list[float], sizes: list[float], spec: str
-) -> None:
-    chosen = knowing(spec, sizes) if spec.startswith("multi") else choose(spec, LENGTHS)
-    here = requests(chosen, gaps, sizes)
-    services = serve(chosen, here)
-    ran = Counter(r.id for s in services for r in s.launch.requests)
-    assert ran == {r.id: r.stages for r in here}
-    largest = 3 if spec == "joining:3" else 4
-    for service in services:
-        mine = service.launch.requests
-        waited = [r for r in here if r.kind == mine[0].kind and r.arrival <= service.start < r.started]
-        assert len(mine) == largest or not waited
-
-
-def test_with_continuous_batching_the_bin_of_the_oldest_request_runs_first() -> None:
-    chosen = knowing("multi-bin:2,batch_size=1,inner=joining", [1.0, 9.0])
-    here = requests(chosen, [0.0, 0.5, 0.5, 0.5, 0.5], [9.0, 2.0, 2.0, 2.0, 2.0])
-    order = [service.launch.requests[0].id for service in serve(chosen, here)]
-    assert order == [0] * 9 + [1, 1, 2, 2, 3, 3, 4, 4], "an older request goes first, whatever its bin"
-
-
-def test_a_request_at_another_stage_is_refused_where_stages_are_parts_of_the_model() -> None:
-    here = [Request(0, 0.0, Kind("m"), stages=3), Request(1, 1.5, Kind("m"), stages=3)]
-    chosen = choose("joining", LENGTHS)
-    batcher = Batcher(chosen.policy, {"m": 4}, chosen.monitor)
-    with pytest.raises(PolicyError, match="one stage"):
-        list(simulate(batcher, here, longest))
-
-
 def waits(spec: str, horizon: float, **rates: float) -> dict[float, float]:
     """The longest waiting time, s, by size, of Poisson arrivals until the horizon; rates are of sizes, s5=1.0."""
     rng, arrivals = np.random.default_rng(1), []
@@ -204,17 +171,17 @@ def waits(spec: str, horizon: float, **rates: float) -> dict[float, float]:
     chosen = replace(chosen, bins=chosen.bins.with_edges_of(sizes))
     here = requests(chosen, np.diff([at for at, _ in arrivals], prepend=0.0).tolist(), sizes)
     policy, monitor = combine({"m": chosen})
-    list(simulate(Batcher(policy, {"m": 8}, monitor, ("m",)), here, longest))
+    list(simulate(Batcher(policy, {"m": 8}, monitor), here, longest))
     return {size: max(r.started - r.arrival for r in here if r.size == size) for size in set(sizes)}
 
 
-@pytest.mark.parametrize("inner", ["greedy", "joining", "static:8", "timeout:500"])
+@pytest.mark.parametrize("inner", ["greedy", "static:8", "timeout:500"])
 def test_behind_a_backlog_a_bin_waits_no_longer_than_the_backlog_does(inner: str) -> None:
     waited = waits(f"multi-bin:2,batch_size=8,inner={inner}", 600.0, s20=0.6, s1=0.05)
     assert waited[1.0] <= waited[20.0] + 20.0, "one batch is in service when the first of its own arrives"
 
 
-@pytest.mark.parametrize("inner", ["greedy", "joining", "static:8", "timeout:500"])
+@pytest.mark.parametrize("inner", ["greedy", "static:8", "timeout:500"])
 def test_bins_within_the_capacity_of_the_device_do_not_starve_each_other(inner: str) -> None:
     # full batches load it to 0.51; were batches at their maximum wait always first, short ones would wait for an hour
     waited = waits(f"multi-bin:2,batch_size=8,inner={inner}", 6000.0, s20=0.08, s5=0.5)

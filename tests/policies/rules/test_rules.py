@@ -7,9 +7,9 @@ from math import inf
 import pytest
 
 from policies.profile import Profile
-from policies.rules.continuous_batching import ContinuousBatching
 from policies.rules.control_limit import greedy, serial, static, timeout
 from policies.rules.drain import Drain
+from policies.rules.finish_first import FinishSuspended
 from policies.rules.lookup import ActionRow, lookup, weighted
 from policies.rules.max_under_deadline import MaxUnderDeadline
 from policies.rules.maximum_wait import MaximumWait
@@ -112,7 +112,6 @@ def first_launched(policy: Policy, at: State) -> Kind:
     [
         (greedy(4), inf, ((0.1, 0.2, 0.3, 0.4), (0.05, 2.9)), 1),
         (greedy(2), inf, ((0.1, 0.2), (0.05, 2.9)), 1),
-        (ContinuousBatching(4), inf, ((0.1, 0.2), (0.05, 2.9)), 1),
         (timeout(2, 0.5), inf, ((0.1, 0.2), (0.05, 2.9)), 1),
         (static(2), inf, ((0.1, 0.2), (0.05, 2.9)), 0),
         (MaximumWait(static(2), 2, 9.0), 9.0, ((0.1, 0.2), (0.05, 2.9)), 0),
@@ -165,7 +164,8 @@ def test_of_the_model_that_is_first_the_bin_that_was_formed_first_is_launched() 
 def test_while_requests_are_between_stages_the_batch_that_was_formed_first_is_first() -> None:
     started = [Request(9, 1.5, Kind("a"), stages=4, stage=2)]
     waiting_b = [Request(n, 2.5, Kind("b")) for n in range(4)]
-    policy = PerKind({"a": ContinuousBatching(4), "b": greedy(4)}, PROFILES)
+    finishing = FinishSuspended(greedy(4), Drain({"a": 4}))
+    policy = PerKind({"a": finishing, "b": greedy(4)}, PROFILES)
     assert first_launched(policy, State(3.0, waiting_b, started)).model == "a"
     assert first_launched(policy, State(3.0, [*waiting_b, Request(9, 2.9, Kind("a"))])).model == "b"
 

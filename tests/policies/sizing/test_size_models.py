@@ -6,32 +6,21 @@ import numpy as np
 import pytest
 
 from policies.profile import Profile
-from policies.sizing.size_models import Affine, Estimator, Learned, Lengths, Online, Oracle, fit_lengths
+from policies.sizing.size_models import Affine, Estimator, Learned, Lengths, Online, lengths_of
 
 TIMES = Affine(0.010, 0.001, 0.100)
-MEASURED = Profile("texts", (0.5, 0.6), lengths=(10, 20), length_service_times=((1.0, 1.5), (1.2, 1.9)))
+MEASURED = Profile("lines", (0.5, 0.6), lengths=(10, 20), length_service_times=((1.0, 1.5), (1.2, 1.9)))
 
 
-def test_the_oracle_uses_the_limit_or_the_prompt_length() -> None:
-    assert Oracle(MEASURED).size(Lengths(prompt=99, limit=16)) == pytest.approx(1.3)
-    assert Oracle(MEASURED).size(Lengths(prompt=18)) == pytest.approx(1.4)
+def test_an_affine_time_uses_both_lengths() -> None:
+    assert TIMES.at(5, 2) == pytest.approx(0.215)
+    assert TIMES.at(5, 0) == pytest.approx(0.015)
 
 
-def test_an_affine_time_uses_the_prompt_length_and_the_limit() -> None:
-    assert TIMES.size(Lengths(prompt=5, limit=2)) == pytest.approx(0.215)
-    assert TIMES.size(Lengths(prompt=5)) == pytest.approx(0.015)
-
-
-def test_the_fit_recovers_the_coefficients() -> None:
-    lengths = [(p, g) for p in (4, 16, 64) for g in (1, 8, 32)]
-    fit = fit_lengths(lengths, [TIMES.at(p, g) for p, g in lengths])
-    assert (fit.intercept, fit.per_prompt, fit.per_generated) == pytest.approx((0.010, 0.001, 0.100))
-
-
-def test_a_constant_length_gets_no_coefficient() -> None:
-    fit = fit_lengths([(8, 0), (16, 0), (32, 0)], [0.018, 0.026, 0.042])
-    assert (fit.intercept, fit.per_prompt, fit.per_generated) == pytest.approx((0.010, 0.001, 0.0))
-    assert fit_lengths([(8, 3)], [0.5]) == Affine(0.5)
+def test_the_lengths_of_sizes_are_finite_where_the_time_does_not_vary() -> None:
+    flat = Profile("flat", (0.5,), lengths=(1, 2), length_service_times=((0.5, 0.5),))
+    assert np.isfinite(lengths_of([0.4, 0.5, 0.6], flat)).all()
+    assert lengths_of([1.25, 2.0], MEASURED).tolist() == pytest.approx([15.0, 30.0]), "also above the greatest"
 
 
 @pytest.mark.parametrize("make", [Online, Learned])

@@ -138,7 +138,7 @@ async def decode(inference: Inference, images: list[bytes], client: Client) -> l
     context = context_of(inference, client)
     tensor = Tensor("image", "BYTES", (len(images),), images)
     with context.memory:
-        return await inference._decode(MODEL, MODEL.codec.from_tensors({"image": tensor}, {}), context)
+        return await inference._decode(MODEL, MODEL.codec.from_tensors({"image": tensor}), context)
 
 
 async def read(inference: Inference, headers: Mapping[bytes, bytes], client: Client) -> Body:

@@ -2,7 +2,6 @@
 
 import json
 import socket
-import sys
 from math import inf
 from pathlib import Path
 
@@ -16,6 +15,15 @@ from tests.support.fake_upstream import metadata, upstream
 from tests.support.gpu import pretend_to_have_a_gpu
 
 P4 = "emulated:googlenet-tesla-p4"
+PADDED = """
+from batchwright import Model, Tensor
+class Mine(Model):
+    inputs = {"x": Tensor("FP32", [-1], pad=0.0)}
+    outputs = {"y": Tensor("FP32", [-1])}
+    lengths = [4, 16]
+    def run(self, x):
+        return {"y": x}
+"""
 
 
 def server_plan(cached: Profile | None = None, /, **flags: object) -> ServerPlan:
@@ -64,14 +72,24 @@ def test_an_unknown_name_is_a_warning_if_only_the_models_entry_names_the_emulate
     assert message.startswith("a: there is no torchvision classification model 'googlnet', but googlenet; ")
 
 
-def test_a_configuration_without_weights_has_to_be_asked_for(tmp_path: Path) -> None:
-    pytest.importorskip("transformers", reason="the extra text is not installed")
-    config = tmp_path / "tiny.json"
+@pytest.mark.parametrize("device", ["cpu", P4])
+def test_a_folder_or_a_configuration_is_an_error_that_names_it_and_the_remedy(tmp_path: Path, device: str) -> None:
+    config = tmp_path / "config.json"
     config.write_text("{}")
-    model = {"device": "cpu", "models": [f"m={config}"], "policy": ["greedy"]}
-    assert "no weights for m: " in error_of(**model)
-    for weights in ("auto", "random"):
-        server_plan(None, **model, weights=weights)
+    for spec in (str(tmp_path), str(config), "nowhere/at-all"):
+        assert error_of(device=device, models=[f"m={spec}"], policy=["greedy"]) == (
+            f"m: {spec!r} cannot be served; write a FILE.py:CLASS that loads it, or export the model to FILE.pt2 or "
+            "FILE.onnx (docs/your-own-model.md)"
+        )
+
+
+def test_a_model_with_lengths_needs_a_profile_with_lengths(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(PADDED)
+    model = {"device": "cpu", "models": [f"m={tmp_path}/mine.py:Mine"]}
+    assert "no service times by length, which m needs" in error_of(**model, profile=["googlenet-tesla-p4"])
+    with_lengths = Profile("p", (1.0, 2.0), lengths=(4, 16), length_service_times=((0.5, 1.0), (1.0, 2.0)))
+    assert device_plan(with_lengths, **model, policy=["multi-bin:2"]).chosen["m"].bins is not None
+    assert "but m has none; give another" in error_of(**model, policy=["lazy:slo_ms=9"])
 
 
 def small(tmp_path: Path) -> str:
@@ -111,18 +129,8 @@ def test_the_policy_for_a_known_profile_is_chosen_once() -> None:
         ({"device": "cpu", "weights": "nowhere.pt"}, "no weights file 'nowhere.pt'"),
         ({"weights": "nowhere.pt"}, "no weights file 'nowhere.pt'"),
         ({"device": f"{P4},{P4}", "weights": "pretraind"}, "'pretraind'; give pretrained, auto, random, or"),
-        ({"device": "cpu", "models": ["text-generator"]}, "'text-generator' is only a configuration; give a folder"),
-        ({"device": "cpu", "models": ["m=nowhere/at-all"]}, "no 'nowhere/at-all/config.json'"),
-        ({"device": "cpu", "models": ["text-generator"], "weights": "w.pt"}, "takes its weights from its folder"),
-        ({"device": "cpu", "models": ["text-generator"], "stages": 2}, "leave out --stages"),
-        ({"device": "cpu", "policy": ["lazy:slo_ms=9,timesteps=5"], "stages": 4}, "timesteps are for models"),
-        ({"device": "cpu", "policy": ["joining"]}, "for models that generate tokens"),
-        ({"device": "cpu", "models": ["text-generator"], "policy": ["lazy"]}, "needs lazy:slo_ms=VALUE"),
-        (
-            {"device": "cpu", "models": ["m=translator"], "profile": ["googlenet-tesla-p4"]},
-            "no service times by length",
-        ),
-        ({"models": ["m=translator"]}, "an emulated device does not serve; give --device cpu"),
+        ({"device": "cpu", "policy": ["joining"]}, "unknown policy 'joining': choose one of greedy"),
+        ({"device": "cpu", "policy": ["lazy"], "stages": 4}, "needs lazy:slo_ms=VALUE"),
         ({"models": ["m=a", "m=b"]}, "named twice"),
         ({"w2": 1.0, "slo_p95_ms": 5.0}, "sets w2 and slo_p95_ms"),
         ({"device": "cpu", "policy": ["smdp:w2=1"], "w2": 2.0}, "give one"),
@@ -191,12 +199,7 @@ def test_an_objective_for_some_models_is_given_to_them_alone(tmp_path: Path) -> 
     assert objectives == {"resnet18": inf, "googlenet": 0.3}
 
 
-def test_the_error_for_a_text_model_without_the_extra_has_the_command_to_install_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    message = error_of(device="cpu", models=["m=text-generator"], policy=["greedy"])
-    assert "m is a text model and needs transformers; install the extra text: pip install transformers" in message
+def test_the_policy_for_a_cached_profile_is_chosen() -> None:
     assert device_plan(Profile("cached", (1.0, 2.0)), device="cpu", policy=["greedy"]).chosen
 
 
@@ -207,7 +210,7 @@ def test_all_errors_are_reported_together() -> None:
     assert message.count("; ") >= 4
 
 
-def test_on_cuda_images_are_measured_up_to_128_and_texts_and_stages_up_to_32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_cuda_images_are_measured_up_to_128_and_stages_up_to_32(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_to_have_a_gpu(monkeypatch)
 
     def largest(**flags: object) -> int:

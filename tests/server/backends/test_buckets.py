@@ -67,7 +67,7 @@ def test_a_dip_of_throughput_between_buckets_does_not_end_the_search() -> None:
         ("resnet18", 1, "eager", True),
         ("resnet18", None, "none", False),
         ("resnet18", 2, "auto", False),
-        ("text-generator", None, "auto", False),
+        ("oip:http://127.0.0.1:1/m", None, "auto", False),
     ],
 )
 def test_whole_networks_of_images_are_padded_on_cuda(

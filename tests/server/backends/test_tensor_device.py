@@ -96,7 +96,7 @@ def test_texts_without_dimensions_are_arrays_of_bytes() -> None:
 
     codec = TensorCodec(Texts())
     rows = [b"a", b"bcd\0", b""]
-    samples = codec.from_tensors({"x": TensorData("x", "BYTES", (3,), rows)}, {}).read()
+    samples = codec.from_tensors({"x": TensorData("x", "BYTES", (3,), rows)}).read()
     outputs = device_of(Texts).serve(Batch("m", samples))
     assert [codec.render(output, ()) for output in outputs] == [{"outputs": {"x": row.decode()}} for row in rows]
     assert not codec.renders_slowly(outputs[0])

@@ -17,7 +17,6 @@ from server.backends.executor import Batch, ThreadExecutor
 from server.backends.real_device import Precision, cpu_threads, device_settings, find_device, resolve_precision
 from server.backends.torch_device import describe_unusable_gpu, resolve_device
 from server.backends.torch_images import ImageDevice, make_image_device, place
-from server.backends.torch_texts import TextDevice
 from server.backends.warm_up import warm_up
 from server.energy.nvml import Driver, NvmlError
 from server.errors import DeviceLostError, NotFiniteError, OutOfMemoryError
@@ -211,15 +210,6 @@ def test_automatic_precision_is_fp16_on_cuda_and_fp32_on_the_cpu() -> None:
     assert resolve_precision("auto", is_cuda=True) == "fp16"
     assert resolve_precision("auto", is_cuda=False) == "fp32"
     assert resolve_precision("bf16", is_cuda=True) == "bf16"
-
-
-def test_text_networks_may_use_tf32_on_cuda_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen: list[str] = []
-    monkeypatch.setattr(torch, "set_float32_matmul_precision", chosen.append)
-    TextDevice({}, torch.device("cpu"))
-    assert chosen == []
-    TextDevice({}, torch.device("cuda"))
-    assert chosen == ["high"]
 
 
 def test_the_cpu_has_a_display_name() -> None:

@@ -12,9 +12,7 @@ import pytest
 from batchwright.model import Model, Tensor
 from server.models.form import MAX_EXAMPLE, Form
 from server.models.images.codec import ImageCodec
-from server.models.model import Codec
 from server.models.tensors.codec import TensorCodec
-from server.models.texts.codec import ByteTokenizer, TextCodec
 
 URL = "http://127.0.0.1:8000/predict"
 DATATYPES = ("BOOL", "UINT8", "INT64", "FP16", "BF16", "FP64", "BYTES")
@@ -84,17 +82,6 @@ def test_a_model_with_its_own_decode_and_render_takes_a_file() -> None:
     assert [field.control for field in form.fields] == ["file"]
     assert form.outputs == {}
     assert form.curl(URL) == f"curl -H 'Content-Type: application/octet-stream' --data-binary @sample.bin {URL}"
-
-
-@pytest.mark.parametrize("most", [0, 8, 1000])
-def test_texts_are_a_text_and_for_a_generator_the_number_of_tokens(most: int) -> None:
-    codec: Codec = TextCodec(259, 16, most, -1, ByteTokenizer())
-    form = codec.form()
-    assert [(field.name, field.control) for field in form.fields] == [("text", "text"), ("max_new_tokens", "number")][
-        : 1 + (most > 0)
-    ]
-    (sample,) = codec.from_body(sent(form), "").read()
-    assert sample.max_new_tokens == min(most, 32)
 
 
 def test_an_image_is_a_file() -> None:

@@ -100,7 +100,7 @@ def test_only_a_model_with_padded_inputs_has_lengths(tmp_path: Path) -> None:
     for name, code, expected in (("mine.py", VALID, False), ("padded.py", PADDED, True)):
         source = source_of(f"{python_file(tmp_path, code, name)}:Mine")
         source.check("m", "pretrained", None)
-        assert (source.has_lengths, source.has_decode_steps) == (expected, False)
+        assert source.has_lengths == expected
 
 
 @pytest.mark.parametrize(
@@ -301,6 +301,14 @@ def test_an_existing_file_of_an_unknown_kind_is_refused_as_a_file(
     for spec in ("photo.jpg", f"{tmp_path}/photo.jpg", "./googlenet"):
         assert f"{spec!r} cannot be served; write a FILE.py:CLASS that loads it, or export" in error_of(spec)
     source_of("googlenet").check("m", "pretrained", None)  # torchvision's, although there is a file of its name
+
+
+def test_a_folder_is_refused_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bert").mkdir()
+    for spec in ("./bert", "bert/config.json", "config.json", "nowhere/bert"):
+        assert f"{spec!r} cannot be served; write a FILE.py:CLASS that loads it" in error_of(spec)
+    assert "the folder of that name cannot be served: write a FILE.py:CLASS that loads it" in error_of("bert")
 
 
 def test_a_program_that_does_not_take_a_shape_is_bad_input(tmp_path: Path) -> None:

@@ -39,8 +39,6 @@ def test_simulator_and_dispatcher_launch_the_same_batches_at_the_same_times(
     profile = load_profile("googlenet-tesla-p4-x10").truncated(16)
     rule = CATALOG[name]
     profile = profile.in_stages(4) if rule.needs_stages else profile
-    if rule.needs_lengths:
-        profile = replace(profile, lengths=(1,), length_service_times=tuple((t,) for t in profile.service_times))
     spec = f"{rule.example}{',' if ':' in rule.example else ':'}max_wait_ms={max_wait_ms}"
     rate = load * profile.capacity
     arrivals = 100 if load == 0.1 and max_wait_ms == "25" else 200  # batches are small: 100 make as many launches

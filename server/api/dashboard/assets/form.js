@@ -93,7 +93,7 @@ async function predict(event) {
 
 // the response
 
-const renderers = { predictions: classList, text: (value) => make("p", value, { className: "text" }), outputs: outputTable };
+const renderers = { predictions: classList, outputs: outputTable };
 
 function partsOf(answer, datatypes) {
   const keys = Object.keys(answer).filter((key) => !FACTS.includes(key));

@@ -30,9 +30,9 @@ FIELDS = {
 LENGTH = b"inference-header-content-length"
 
 
-def signature(datatype: str, *shape: int) -> Signature:
+def signature(datatype: str, *shape: int, inputs: int = 1) -> Signature:
     tensors = tuple(TensorSpec(name, {datatype: shape}) for name in ("x", "z"))
-    return Signature((tensors[0], TensorSpec("z", {datatype: shape}, optional=True)), tensors, ("temperature",))
+    return Signature(tensors[:inputs], tensors)
 
 
 def request(**fields: Any) -> Any:
@@ -97,7 +97,7 @@ def test_several_inputs_keep_their_own_contents() -> None:
     sent = request(raw_input_contents=[b"\x01\x02", b"\x03\x04"])
     add_input(sent, "UINT8", [1, 2], "z")
     add_input(sent, "UINT8", [1, 2], "x")
-    call = read(sent, signature("UINT8", 2))
+    call = read(sent, signature("UINT8", 2, inputs=2))
     assert (values(call, "z"), values(call, "x")) == ([[1, 2]], [[3, 4]])
 
 
@@ -109,7 +109,11 @@ def test_id_parameters_and_outputs_are_those_of_an_http_call() -> None:
     sent.parameters["triton_enable_empty_final_response"].bool_param = True  # perf_analyzer sets it
     sent.outputs.add(name="z")
     call = read(sent, signature("UINT8", 1))
-    assert (call.id, dict(call.parameters), call.timeout) == ("7", {"temperature": 0.5}, 2.0)
+    assert (call.id, call.timeout) == ("7", 2.0)
+    translated = translate(sent)
+    assert isinstance(translated.body, bytes)
+    document = orjson.loads(translated.body[: int(translated.headers[LENGTH])])
+    assert document["parameters"]["temperature"] == 0.5
     assert [(output.name, output.binary) for output in call.outputs] == [("z", True)]
 
 

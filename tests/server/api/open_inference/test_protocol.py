@@ -52,7 +52,7 @@ def request_body(array: NDArray[Any], binary: bool, **options: Any) -> tuple[byt
 
 
 def wanted(*outputs: RequestedOutput) -> InferCall:
-    return InferCall("", {}, None, {}, outputs)
+    return InferCall("", None, {}, outputs)
 
 
 PLAIN = RequestedOutput("logits", "FP32", False, 0)
@@ -138,7 +138,6 @@ def test_the_timeout_is_microseconds_and_zero_is_none(timeout: int | None, secon
     call = parse(*request_body(PIXELS, True, timeout=timeout, request_id="a/1", parameters={"mine": "x"}))
     assert call.timeout == seconds
     assert call.id == "a/1"
-    assert call.parameters == {}, "parameters that the model does not read are dropped"
 
 
 def test_a_raw_body_is_one_sample_answered_in_binary() -> None:

@@ -251,7 +251,7 @@ def test_pixels_are_read_unchanged() -> None:
 
 def test_a_raw_body_is_pixels_only_at_the_right_length_and_without_a_magic_number() -> None:
     def read(data: bytes) -> Inputs:
-        return CODEC.from_tensors({"image": Tensor("image", RAW, (1,), data)}, {})
+        return CODEC.from_tensors({"image": Tensor("image", RAW, (1,), data)})
 
     raw = SCENE[:224, :224].tobytes()
     (pixels,) = read(raw).read()

@@ -126,7 +126,7 @@ def test_a_call_has_a_sample_for_each_row_of_all_inputs() -> None:
         }
     ).encode()
     call = parse_infer(document + x.tobytes(), len(document), CODEC.signature(0), 100)
-    inputs = CODEC.from_tensors(call.tensors, {})
+    inputs = CODEC.from_tensors(call.tensors)
     samples = inputs.read()
     assert inputs.count == len(samples) == 3
     for row, sample in enumerate(samples):
@@ -147,11 +147,11 @@ def test_a_raw_body_is_one_sample_of_the_only_input() -> None:
     codec = TensorCodec(One())
     raw = np.arange(6, dtype="<u2").tobytes()
     call = parse_infer(raw, 0, codec.signature(0), 1)
-    (sample,) = codec.from_tensors(call.tensors, {}).read()
+    (sample,) = codec.from_tensors(call.tensors).read()
     np.testing.assert_array_equal(sample["x"], np.arange(6, dtype=np.uint16).reshape(3, 2))
     assert codec.shape_of(sample) == "3x2"
     with pytest.raises(BadInputError, match="5 bytes is not one sample"):
-        codec.from_tensors(parse_infer(raw[:5], 0, codec.signature(0), 1).tensors, {})
+        codec.from_tensors(parse_infer(raw[:5], 0, codec.signature(0), 1).tensors)
     with pytest.raises(BadInputError, match="cannot hold 2 inputs"):
         parse_infer(raw, 0, CODEC.signature(0), 1)
 
@@ -297,12 +297,12 @@ def test_given_samples_of_a_padded_model_are_cut_or_repeated() -> None:
 
 
 def test_the_size_of_a_request_is_the_profiles_service_time_at_its_length() -> None:
-    profile = Profile("p", (1.0,), lengths=(4, 20), length_service_times=((0.4, 2.0),), generates=False)
-    predictor = TensorCodec(Padded()).make_size_predictor(profile, "limit")
+    profile = Profile("p", (1.0,), lengths=(4, 20), length_service_times=((0.4, 2.0),))
+    predictor = TensorCodec(Padded()).make_size_predictor(profile)
     assert predictor is not None
     assert [predictor.predict(padded_sample(n)) for n in (4, 12, 20)] == pytest.approx([0.4, 1.2, 2.0])
-    assert TensorCodec(Padded()).make_size_predictor(profile.without_lengths(), "limit") is None
-    assert TensorCodec(Two()).make_size_predictor(profile, "limit") is None
+    assert TensorCodec(Padded()).make_size_predictor(profile.without_lengths()) is None
+    assert TensorCodec(Two()).make_size_predictor(profile) is None
 
 
 def test_a_sample_over_the_largest_length_is_rejected_in_every_form() -> None:
@@ -318,7 +318,7 @@ def test_a_sample_over_the_largest_length_is_rejected_in_every_form() -> None:
 
     def call(name: str, datatype: str, shape: list[int], codec: TensorCodec) -> Any:
         document = {"inputs": [{"name": name, "datatype": datatype, "shape": shape, "data": [0] * int(np.prod(shape))}]}
-        return codec.from_tensors(parse_infer(json.dumps(document).encode(), None, codec.signature(0), 8).tensors, {})
+        return codec.from_tensors(parse_infer(json.dumps(document).encode(), None, codec.signature(0), 8).tensors)
 
     assert TensorCodec(Padded()).metadata_parameters() == {"max_length": 20}
     assert read(TensorCodec(Padded()), lists(20))["x"].shape == (2, 20)
