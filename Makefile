@@ -82,6 +82,7 @@ stress: $(STAMP)  ## try to break it: attacks, mutations, 200,000 hostile inputs
 	$(BIN)/python -m benchmarks.mutations
 	$(BIN)/python -m benchmarks.user_models
 	$(BIN)/python -m benchmarks.reload
+	$(BIN)/python -m benchmarks.faults
 	$(BIN)/python -m benchmarks.fuzz
 	$(BIN)/python -m benchmarks.grpc_calls
 	$(BIN)/python -m benchmarks.overload $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON))

@@ -5,7 +5,16 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from importlib.machinery import (
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    SourceFileLoader,
+)
 from pathlib import Path
+from types import CodeType
 
 from batchwright.model import Model, Tensor
 from policies.types import SpecError
@@ -55,20 +64,37 @@ def _import(path: Path) -> object:
     name = f"{_PREFIX}{path}"
     if name in sys.modules:
         return sys.modules[name]
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
-    spec = importlib.util.spec_from_file_location(name, path)
+    folder = str(path.parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+        sys.path_hooks.insert(0, partial(_finder, folder))
+    loader = _SourceLoader(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # before it runs, as an import does: dataclasses and pickle look their module up
     try:
         with one_line_errors(f"the import of {path}"):
-            spec.loader.exec_module(module)
+            loader.exec_module(module)
     except SpecError:
         del sys.modules[name]
         raise
     return module
+
+
+class _SourceLoader(SourceFileLoader):
+    """Compiles a file each time: compiled code is taken for that of a file of the same size and second."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Compile the file as it is now."""
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
+def _finder(folder: str, path: str) -> FileFinder:
+    """What finds modules in a folder of a model's file, or in one below it that is no package index's."""
+    if not Path(path).is_relative_to(folder) or "site-packages" in path:
+        raise ImportError
+    return FileFinder(path, (ExtensionFileLoader, EXTENSION_SUFFIXES), (_SourceLoader, SOURCE_SUFFIXES))
 
 
 @contextmanager

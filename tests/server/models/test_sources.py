@@ -308,7 +308,7 @@ def test_a_folder_is_refused_with_what_to_do(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "bert").mkdir()
     for spec in ("./bert", "bert/config.json", "config.json", "nowhere/bert"):
         assert f"{spec!r} cannot be served; write a FILE.py:CLASS that loads it" in error_of(spec)
-    assert "the folder of that name cannot be served: write a FILE.py:CLASS that loads it" in error_of("bert")
+    assert "a folder cannot be served: write a FILE.py:CLASS that loads it" in error_of("bert")
 
 
 def test_a_program_that_does_not_take_a_shape_is_bad_input(tmp_path: Path) -> None:
