@@ -25,7 +25,7 @@ from policies.queue import arrivals
 
 _PROFILE = "googlenet-tesla-p4-x10"
 _LOAD = 0.5
-_PAUSE = 1.5  # s between two faults
+_PAUSE = 5.0  # s between two faults, in which the queue is empty again
 _BEFORE = 10.0  # s of load without faults
 _TIMEOUT = 1.0  # s of a batch, after which it hangs
 _KILL = "SIGKILL"

@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks.bin_ages import table as bin_ages_table
 from benchmarks.bins_live import table as bins_live_table
 from benchmarks.co_located import table as co_located_table
+from benchmarks.faults import table as faults_table
 from benchmarks.smdp_bins import table as smdp_bins_table
 from benchmarks.support.harness import RECORDS, ROOT, argument_parser, load_record, markdown_table
 from benchmarks.watched_page import table as watched_page_table
@@ -175,6 +176,10 @@ def _reload() -> str:
         )
     columns = ("profile of the new version", "loads", "s per load", "answered", "old answers after new ones")
     return markdown_table((*columns, "other model's p95, ms", "while loading, ms", "rise"), rows)
+
+
+def _faults() -> str:
+    return faults_table(load_record("faults"))
 
 
 def _decision() -> str:
@@ -388,6 +393,13 @@ SECTIONS = (
         "Batches take 10 + b ms. The other model's p95 is that of calls that were sent while a version was loaded, or "
         "in the first second after that began, and of all others.",
         _reload,
+    ),
+    Section(
+        "Faults of a model's process",
+        "faults",
+        "A Python model on the CPU at load 0.5, and beside it a model of another server, on a device of its own. Every "
+        "5 s the process is killed, or an input makes it die, hang beyond the batch timeout of 1 s, or allocate too much.",
+        _faults,
     ),
     Section(
         "In front of Triton",

@@ -19,13 +19,15 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from benchmarks.support.harness import ROOT, argument_parser, load_record, save_record, serving
+from benchmarks.support.harness import ROOT, Server, argument_parser, save_record, serving
+from benchmarks.support.processes import resource_usage
 from policies.profile import Profile
 
 _SOURCE = ROOT / "benchmarks" / "servers" / "reloaded_model.py"
 _RATE = 110.0  # 1/s of each model; together half of what the device can serve
 _AROUND = 1.0  # s from the beginning of a load, at least, whose calls count as sent while it runs
 _PAUSE = 2.0  # s between two loads, by default
+_WEIGHED = 10, 50, 100  # loads after which memory is measured
 
 
 @dataclass(frozen=True)
@@ -95,11 +97,12 @@ def _p95(calls: list[_Call]) -> float:
     return 1e3 * float(np.quantile([call.answered - call.sent for call in calls], 0.95))
 
 
-async def _reload(url: str, file: Path, loads: int, pause: float) -> dict[str, Any]:
+async def _reload(server: Server, file: Path, loads: int, pause: float) -> dict[str, Any]:
     """Replace the model `loads` times by its next version."""
     windows: list[tuple[float, float]] = []
     statuses = []
-    async with _Clients(url, 1) as clients:
+    memory = dict[str, float]()
+    async with _Clients(server.url, 1) as clients:
         await asyncio.sleep(2 * pause)
         for version in range(1, loads + 1):
             _write(file, version)
@@ -107,6 +110,8 @@ async def _reload(url: str, file: Path, loads: int, pause: float) -> dict[str, A
             statuses.append((await clients.post("load"))[0])
             windows.append((began, monotonic()))
             await asyncio.sleep(pause)
+            if version in _WEIGHED:
+                memory[str(version)] = resource_usage(server.process.pid).rss_mb
 
     def within(call: _Call) -> bool:
         return any(begin <= call.sent < max(end, begin + _AROUND) for begin, end in windows)
@@ -120,6 +125,7 @@ async def _reload(url: str, file: Path, loads: int, pause: float) -> dict[str, A
     other = [call for call in clients.calls if call.model == "other"]
     return {
         "loads": loads,
+        "rss_mb_after_loads": memory,
         "load_statuses": statuses,
         "load_seconds": [round(end - begin, 3) for begin, end in windows],
         "sent": dict(clients.sent),
@@ -172,7 +178,7 @@ def reload_under_load(loads: int = 10, pause: float = _PAUSE) -> dict[str, Any]:
         for about, flags in {"measured_profile": (), "given_profile": ("--profile", str(profile))}.items():
             _write(file, 0)
             with serving(*models, *flags) as server:
-                record[about] = asyncio.run(_reload(server.url, file, loads, pause))
+                record[about] = asyncio.run(_reload(server, file, loads, pause))
                 if flags:
                     record["broken_and_unloaded"] = asyncio.run(_break_and_unload(server.url, file, pause))
     return record
@@ -180,10 +186,12 @@ def reload_under_load(loads: int = 10, pause: float = _PAUSE) -> dict[str, Any]:
 
 def main() -> None:
     """Run, print and record; exit code 1 if a call was lost."""
-    argument_parser(__doc__).parse_args()
-    record = load_record("reload")
-    record |= reload_under_load()
-    save_record("reload", record)
+    parser = argument_parser(__doc__)
+    parser.add_argument("--loads", type=int, default=10)
+    parser.add_argument("--pause", type=float, default=_PAUSE, help="s between two loads")
+    chosen = parser.parse_args()
+    record = reload_under_load(chosen.loads, chosen.pause)
+    save_record("reload" if chosen.loads <= _WEIGHED[0] else "reload_often", record)
     print(json.dumps(record, indent=1))
     parts = (record["measured_profile"], record["given_profile"])
     raise SystemExit(any(part["sent"] != part["answered"] or part["old_after_new"] for part in parts))
