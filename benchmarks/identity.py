@@ -147,13 +147,15 @@ class _MixedRun:
     Attributes:
         counts: what the clients saw.
         swaps: number of policies that were swapped.
-        loads: number of revisions that were loaded.
+        loads: number of times that a model was loaded again.
+        kills: number of processes that were killed.
+        killed_loads: number of loads that failed because their process was killed.
         seconds: time until the last call ended.
     """
 
     def __init__(self, server: Server, calls: int, folder: Path, kills: bool) -> None:
         self.counts = ClientCounts()
-        self.swaps = self.loads = self.kills = 0
+        self.swaps = self.loads = self.kills = self.killed_loads = 0
         self.seconds = 0.0
         self._server = server
         self._left = calls
@@ -202,8 +204,11 @@ class _MixedRun:
 
     async def _order(self, sent: Any) -> None:
         async with sent as response:
-            if response.status != 200:
-                self.counts.wrong.append(f"{response.url.path}: {response.status} {(await response.text())[:200]}")
+            text = await response.text()
+            if response.status == 400 and self._kills and "was killed by SIGKILL" in text:
+                self.killed_loads += 1  # the process that loaded the model was the newest one
+            elif response.status != 200:
+                self.counts.wrong.append(f"{response.url.path}: {response.status} {text[:200]}")
 
     async def _call(self, session: aiohttp.ClientSession) -> None:
         """Make one call after the other."""
@@ -273,6 +278,7 @@ def check_mixed(calls: int, kills: bool = False) -> dict[str, Any]:
         "swaps": run.swaps,
         "loads": run.loads,
         "kills": run.kills,
+        "loads_that_were_killed": run.killed_loads,
         "bytes_held_when_idle": held,
         "wrong": wrong[:50],
         "wrong_in_all": len(wrong),
