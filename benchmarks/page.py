@@ -397,8 +397,9 @@ SECTIONS = (
     Section(
         "Faults of a model's process",
         "faults",
-        "A Python model on the CPU at load 0.5, and beside it a model of another server, on a device of its own. Every 5 s "
-        "the process is killed, or an input makes it die, hang beyond the batch timeout of 1 s, or need too much memory.",
+        "A Python model on the CPU at load 0.5, and beside it a model of another server, on a device of its own. "
+        "Every 5 s the process is killed, or an input makes it die, hang beyond the batch timeout of 1 s, or need too "
+        "much memory.",
         _faults,
     ),
     Section(

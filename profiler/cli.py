@@ -52,6 +52,7 @@ from server.models.model import ServedModel
 from server.models.sources import ModelSource, UpstreamSource, source_of
 from server.models.upstream_spec import METERS, upstreams_of
 from server.models.weights import check_weights
+from server.workers.worker import end_idle
 
 _DEFAULT_MAX_BATCH_SIZE = 32
 _STAGE_REPEATS = 20
@@ -287,6 +288,7 @@ def _torch_job(
     models = ModelDevices({model: WorkerDevice(model, worker, place.place, optimise)})
     executor = ThreadExecutor(models)
     executor.call(models.load).result()
+    end_idle()
     settings = device_settings(place, stages=stages, optimise=optimise), source.settings(model)
     setting = ", ".join(filter(None, (*settings, cache.sample_settings(sample))))
     for warning in found.warnings:

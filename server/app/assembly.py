@@ -109,6 +109,7 @@ def _dispatcher(backend: Backend, metrics: Metrics, tracing: "Tracing | None") -
         metrics.policy(model, name, choice.name, choice.spec)
         metrics.objective(model, choice.objective, SHARE)
     metrics.watch_device(name, lambda: dispatcher.up)
+    backend.devices.watch(partial(metrics.restarted, name))
     metrics.watch_meter(name, backend.meter.source, LastReading(backend.meter))
     return dispatcher
 

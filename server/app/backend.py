@@ -16,7 +16,7 @@ from policies.types import SpecError
 from server.app.plan import DevicePlan, meter_of, plan_model
 from server.backends.buckets import pads_to_buckets
 from server.backends.emulated import EmulatedDevice
-from server.backends.executor import TIMEOUT_FACTOR, Batch, Device, Executor, LoadedDevice, ThreadExecutor
+from server.backends.executor import LOAD_TIMEOUT, TIMEOUT_FACTOR, Batch, Device, Executor, LoadedDevice, ThreadExecutor
 from server.backends.model_devices import LoadingExecutor, ModelDevices
 from server.backends.real_device import find_device, open_meter
 from server.backends.row_check import check_rows
@@ -35,7 +35,6 @@ from server.scheduling.solver_process import choose_in_process
 from server.workers.worker import ModelWorker
 
 _log = logging.getLogger("batchwright")
-_LOAD_TIMEOUT = 600.0  # s to load a user's model while others are served
 
 
 class ProfileSource(Protocol):
@@ -136,7 +135,9 @@ def load_again(backend: Backend, name: str, id: str, before: Chosen, profile_sou
     plan = plan_model(backend.plan, name, profile_source.cached)
     ((served, device),) = _load(plan, backend.meter)
     if isinstance(device, LoadedDevice):
-        _load_beside(served, device, plan.settings.hung_after_s)
+        settings = plan.settings
+        pads = pads_to_buckets(settings.device, source_of(settings.specs[name]), settings.stages, settings.optimise)
+        _load_beside(served, device, settings.hung_after_s, served.max_batch_size if pads else 1)
     backend.devices.add(id, name, device)
     limit = max(plan.settings.hung_after_s, TIMEOUT_FACTOR * before.profile.service_times[-1])
     executor = LoadingExecutor(backend.executor, id, backend.executor.name, limit)
@@ -151,17 +152,17 @@ def load_again(backend: Backend, name: str, id: str, before: Chosen, profile_sou
         raise
 
 
-def _load_beside(served: ServedModel, device: LoadedDevice, hung_after: float) -> None:
-    """Load a user's model in its process, and run a first batch, for which no other model waits.
+def _load_beside(served: ServedModel, device: LoadedDevice, hung_after: float, size: int) -> None:
+    """Load a model in its process, and run a first batch of some size, for which no other model waits.
 
     Raises:
         SpecError: it fails, or does not end in time; `hung_after` is the limit of the batch, s.
     """
     (sample,) = served.codec.synthetic_samples(1, np.random.default_rng(0))
-    first = partial(device.serve, Batch(served.name, [sample]))
+    first = partial(device.serve, Batch(served.name, [sample] * size))
     steps: tuple[tuple[str, str, Callable[[], object], float], ...] = (
-        (f"loading {served.name}", "", device.load, _LOAD_TIMEOUT),
-        (f"{served.name}: a batch of 1", SAMPLE_HINT, first, hung_after),
+        (f"loading {served.name}", "", device.load, LOAD_TIMEOUT),
+        (f"{served.name}: a batch of {size}", SAMPLE_HINT, first, hung_after),
     )
     try:
         for what, hint, step, limit in steps:

@@ -106,14 +106,14 @@ class _TorchvisionService:
 
     def load(self, what: str, place: str, optimise: Optimise) -> None:
         """Put the network on a device, on the thread that runs it; `what` begins the message of an error."""
+        from server.backends.cuda.graph import GraphDevice
+        from server.backends.cuda.page_locked import page_locked
         from server.backends.torch_images import device_of
 
         served, net = self._made_model()
         with one_line_errors(what):
             self.device = device_of(net, served, place, optimise)
-        if place != "cpu":
-            from server.backends.cuda.page_locked import page_locked
-
+        if isinstance(self.device, GraphDevice):  # it copies samples from there
             page_locked.add(self._memory)
 
     def _made_model(self) -> Any:
@@ -204,8 +204,8 @@ class _BatchRunner:
 
     def serve(self, device: Device, message: Any) -> None:
         """Run a batch, and then those that are taken from the standby."""
-        running: DeviceRun | None = self._start(device, message, ())
         number, began = message[0], time.process_time()
+        running: DeviceRun | None = self._start(device, message, ())
         while running is not None:
             has_ended = running.wait()
             ended = time.process_time()

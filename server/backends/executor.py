@@ -20,7 +20,7 @@ from server.errors import BatchTimeoutError, DeviceLostError, WorkerDiedError
 
 Logits = NDArray[np.float32]
 TIMEOUT_FACTOR = 20.0  # the batch timeout is at least this multiple of the greatest expected service time
-RESTART_TIMEOUT = 120.0  # s to load a model again
+LOAD_TIMEOUT = 600.0  # s to load a model while others are served, or again
 _T = TypeVar("_T")
 _LATE = 0.5  # s; a timer that fires later than this was delayed by a pause of the whole process
 
@@ -117,7 +117,8 @@ class Completion:
         started: start of service on the device, s of time.monotonic.
         finished: completion, s of time.monotonic.
         next_started: start of the standby launch that the device took after it; None if it took none.
-        cpu_time: user and system time of the worker's process for it, s; None without a worker.
+        cpu_time: user and system time of the worker's process from its start, or from the end of the batch before, to
+            its end, s, which includes `decode` and `render` meanwhile; None without a worker.
     """
 
     outputs: Sequence[Any]
@@ -263,6 +264,10 @@ class LoadedDevice(Device, Protocol):
         """Load the model in a new process, unless one runs; if a batch `hung`, its process is killed first."""
         ...
 
+    def watch(self, on_restart: Callable[[str], None]) -> None:
+        """Have a function called at each restart of the process, in any thread, with "died" or "hung"."""
+        ...
+
     def end(self) -> None:
         """End the process; a batch that runs fails."""
         ...
@@ -320,6 +325,8 @@ class ThreadExecutor:
         done: Future[_T] = Future()
 
         def call() -> None:
+            if not done.set_running_or_notify_cancel():
+                return
             try:
                 done.set_result(function())
             except BaseException as error:  # noqa: BLE001  (it is the result)
@@ -351,9 +358,11 @@ class ThreadExecutor:
                 self._work.put(hung.get_nowait())
         hung.put(None)
         try:
-            await asyncio.wait_for(asyncio.wrap_future(restarted), RESTART_TIMEOUT)
+            await asyncio.wait_for(asyncio.wrap_future(restarted), LOAD_TIMEOUT)
         except WorkerDiedError:
             raise
+        except TimeoutError as late:
+            raise DeviceLostError(f"{model} was not loaded again within {LOAD_TIMEOUT:g} s") from late
         except Exception as failed:
             raise error from failed
 

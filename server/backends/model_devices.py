@@ -1,7 +1,7 @@
 """A Device for several models, of which each has a Device of its own on the same hardware."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +29,7 @@ class ModelDevices:
         """`devices` are by model; the names are the ids."""
         self._devices = dict(devices)
         self._names = {model: model for model in devices}  # by id
+        self._on_restart: Callable[[str], None] = lambda _: None
 
     def serve(self, batch: Batch, /) -> Sequence[Any]:
         """Run the batch on its model's device."""
@@ -60,6 +61,14 @@ class ModelDevices:
         """Add a model by its id, whose device is loaded, beside others of its name. Can be called on any thread."""
         self._names[model] = name
         self._devices[model] = device
+        self.watch(self._on_restart)
+
+    def watch(self, on_restart: Callable[[str], None]) -> None:
+        """Have a function called at each restart of a model's process, in any thread, with "died" or "hung"."""
+        self._on_restart = on_restart
+        for device in self._devices.values():
+            if isinstance(device, LoadedDevice):
+                device.watch(on_restart)
 
     def remove(self, model: str) -> None:
         """Remove a model that has no batches any more, and end its process or connection; on any thread."""

@@ -42,6 +42,8 @@ class WorkerDevice:
             SpecError: it raised an exception.
             WorkerDiedError: its process ended.
         """
+        if self._place != "cpu":
+            shared_memory().keeps_pages = True
         self._lane = BatchLane(self._worker.load(f"loading {self._name}", self._place, self._optimise))
 
     def upload(self, sample: Any, /) -> Any:
@@ -85,6 +87,10 @@ class WorkerDevice:
         done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         done.set_exception(WorkerDiedError("the model is not loaded"))
         return done
+
+    def watch(self, on_restart: Callable[[str], None]) -> None:
+        """Have a function called at each restart of the process, in any thread, with "died" or "hung"."""
+        self._worker.on_restart = on_restart
 
     def facts(self) -> dict[str, Any]:
         """Id of the process, number of its restarts, and why the last one died; None where there is none."""

@@ -21,7 +21,7 @@ from policies.rules.finish_first import FinishRetired
 from policies.rules.per_kind import slowdowns
 from policies.types import Action, Kind, Launch, Request, Wait
 from server.backends.executor import (
-    RESTART_TIMEOUT,
+    LOAD_TIMEOUT,
     TIMEOUT_FACTOR,
     Batch,
     Completion,
@@ -532,8 +532,7 @@ class Dispatcher:
     async def _restart(self, model: str, error: DeviceLostError) -> None:
         if not isinstance(self._executor, RestartableExecutor):
             raise error
-        self._next_step_by = self._clock() + RESTART_TIMEOUT
-        self._metrics.restarted(self.device, "died" if isinstance(error, WorkerDiedError) else "hung")
+        self._next_step_by = self._clock() + LOAD_TIMEOUT
         self._restarting = True
         try:
             await self._deaths.survive(partial(self._executor.restart, model, error), self._clock)

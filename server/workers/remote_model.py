@@ -1,6 +1,6 @@
-"""What workers serve, and a model of a user as the main process sees it.
+"""What workers serve, and the model of a file as the main process sees it.
 
-Of the latter it has the signature; `decode` and `render` are called in the model's worker.
+Of that it has the signature; `decode` and `render` are called in the model's worker.
 """
 
 import os

@@ -71,16 +71,19 @@ class SharedMemory:
     Attributes:
         file: its descriptor.
         memory: the mapping.
+        keeps_pages: whether `release_free` does nothing. It would take the pages from under a worker that has them
+            page-locked: its device would go on to read them, and the main process write to others.
     """
 
-    def __init__(self, file: int | None = None, size: int = SIZE, writable: bool = True) -> None:
+    keeps_pages = False
+
+    def __init__(self, file: int | None = None, size: int = SIZE) -> None:
         """Make the memory, or map the one with this descriptor, which is then owned."""
         if file is None:
             file = os.memfd_create("batchwright-inputs", os.MFD_CLOEXEC)
             os.ftruncate(file, size)
         self.file = file
-        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        self.memory = mmap.mmap(file, os.fstat(file).st_size, prot=protection)
+        self.memory = mmap.mmap(file, os.fstat(file).st_size)
         whole = np.frombuffer(self.memory, np.uint8)
         self._address: int = whole.__array_interface__["data"][0]
         self._size = len(whole)
@@ -137,7 +140,9 @@ class SharedMemory:
         return memoryview(self.memory)[offset : offset + size]
 
     def release_free(self) -> None:
-        """Give the pages of the parts that are free back to the system."""
+        """Give the pages of the parts that are free back to the system, unless they are kept."""
+        if self.keeps_pages:
+            return
         with self._lock:
             self._take_back()
             for start, end in self._space.parts():

@@ -8,13 +8,14 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import count
 from typing import Any
 
+from policies.types import SpecError
 from server.errors import WorkerDiedError
 from server.telemetry.logs import log_options
 from server.workers.channel import Channel, channel_pair
@@ -130,12 +131,15 @@ class ModelWorker:
     Attributes:
         restarts: number of starts after the first one.
         last_fault: how the last process ended before its time; None if none did.
+        on_restart: called at each restart, in any thread, with "died", or "hung" if the process was replaced.
     """
 
     def __init__(self, model: Any) -> None:
         """`model` is what the processes serve: a `FileModel` or a `TorchvisionModel`."""
         self.restarts = 0
         self.last_fault: str | None = None
+        self.on_restart: Callable[[str], None] = lambda _: None
+        self._replaced = False
         self._model = model
         self._load: tuple[Any, ...] = ()  # arguments of `load`, once the model has been loaded
         self._current: list[WorkerProcess] = []  # none, or one
@@ -143,7 +147,7 @@ class ModelWorker:
         self._starting, self._alone = threading.Lock(), threading.Lock()
         self._repeats = 0
         self._closed = False
-        weakref.finalize(self, _end_all, self._current)
+        weakref.finalize(self, _end_all, self._current).atexit = False  # at exit they end by themselves
 
     @property
     def pid(self) -> int | None:
@@ -213,6 +217,7 @@ class ModelWorker:
         """Kill a process if it is the one in use; the next call starts another one."""
         with self._starting:
             if process in self._current:
+                self._replaced = True
                 process.kill()
                 process.end()
 
@@ -234,6 +239,8 @@ class ModelWorker:
             if self._current:
                 self.restarts += 1
                 self.last_fault = self._current[0].end()
+                self.on_restart("hung" if self._replaced else "died")
+                self._replaced = False
                 _log.info("the process of %s is started again", self._model)
             return self._start_in(self._current)
 
@@ -244,9 +251,14 @@ class ModelWorker:
         process = _idle_process(self._model.needs_torch) or WorkerProcess()
         process.set_model(self._model)
         place[:] = [process]  # before it is loaded, so that `close` ends a load that hangs
+        self._kill_if_closed(process)
         if self._load:
             self._loaded(process)
         return process
+
+    def _kill_if_closed(self, process: WorkerProcess) -> None:
+        if self._closed:  # `close` may not have seen it
+            process.kill()
 
     def _loaded(self, process: WorkerProcess) -> None:
         lane = process.lane()
@@ -265,12 +277,14 @@ def find_in_worker(spec: str) -> Any:
     """The device of a spec as torch finds it, a `RealDevice`. The process is kept for a model until `end_idle`.
 
     Raises:
-        SpecError: there is no such device.
-        WorkerDiedError: the process ended.
+        SpecError: there is no such device, or the process ended.
     """
-    if not _idle:
-        _idle.append(WorkerProcess())
-    return _call(_idle[0], "find_device", (spec,))
+    if not (_idle and _idle[0].runs):
+        _idle[:] = [WorkerProcess()]
+    try:
+        return _call(_idle[0], "find_device", (spec,))
+    except WorkerDiedError as error:
+        raise SpecError(f"{error} while torch looked for {spec}; give cpu, or repair torch") from error
 
 
 def end_idle() -> None:

@@ -147,7 +147,7 @@ class Sentences(Model):
 
 
 @pytest.mark.parametrize(("factor", "kept"), [(1.15, True), (0.85, True), (1.3, False), (0.7, False)], ids=str)
-def test_a_revision_with_the_service_times_of_the_former_one_keeps_its_profile(factor: float, kept: bool) -> None:
+def test_a_model_with_the_service_times_of_the_former_one_keeps_its_profile(factor: float, kept: bool) -> None:
     settings = load_settings({"models": ["net"], "device": "cpu", "max_batch_size": 4}, None)
     before = Profile("before", tuple(factor * b for b in range(1, 5)), model="net", device="cpu")
     executor = KnownExecutor()

@@ -1,7 +1,5 @@
-"""Upload of samples to the device when their requests are admitted, so that a batch needs no copies at its launch."""
+"""Upload of a batch's samples to the device, one copy for consecutive slots."""
 
-import asyncio
-import logging
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
@@ -13,8 +11,6 @@ from torch import Tensor
 from server.backends.cuda.device_slots import DeviceSlots, SlotState, SlotUse
 from server.backends.cuda.page_locked import page_locked
 from server.backends.cuda.runtime import Runtime
-
-_log = logging.getLogger("batchwright.device")
 
 
 class UploadedSample:
@@ -41,8 +37,8 @@ class Uploads:
     """The slots of one model: rows of a tensor on the device, and of page-locked host memory.
 
     A sample in page-locked memory, such as a body that was received there, is copied to the device from there, any
-    other from the slot's row of host memory. The samples that are admitted in one turn of the event loop are uploaded
-    as one group, consecutive slots by one copy.
+    other from the slot's row of host memory. The samples that are filled when a batch is launched are uploaded as one
+    group, consecutive slots by one copy.
 
     Attributes:
         slots: their states.
@@ -70,8 +66,6 @@ class Uploads:
         if source is None:  # without the lock, for which the device's thread would wait
             self._arrays[use.index] = sample
         with self.slots.lock:
-            if not self._filled:
-                _soon(self._flush_on_loop)
             self._filled.append(use)
         return UploadedSample(self.slots, use)
 
@@ -88,12 +82,6 @@ class Uploads:
     def _fits(self, sample: Any) -> TypeGuard[NDArray[np.uint8]]:
         return isinstance(sample, np.ndarray) and sample.dtype == np.uint8 and sample.shape == self._shape
 
-    def _flush_on_loop(self) -> None:
-        try:
-            self.flush()
-        except RuntimeError as error:  # the next batch tries again, and reports the error of its device
-            _log.warning("samples were not uploaded: %s", error)
-
     def _copies(self, filled: Sequence[SlotUse]) -> list[tuple[Tensor, Tensor]]:
         copies = [(self._rows[use.index], use.source[1]) for use in filled if use.source is not None]
         indices = sorted(use.index for use in filled if use.source is None)
@@ -104,11 +92,3 @@ class Uploads:
                 copies.append((self._rows[first:last], self._host[first:last]))
                 start = end
         return copies
-
-
-def _soon(function: Any) -> None:
-    """Call a function in the next turn of the event loop; without a loop, the next batch does what it would do."""
-    try:
-        asyncio.get_running_loop().call_soon(function)
-    except RuntimeError:
-        return

@@ -2,15 +2,16 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
+import server.backends.executor
 from profiler.back_to_back import back_to_back
 from server.backends.executor import Batch, ThreadExecutor
 from server.backends.model_devices import LoadingExecutor, ModelDevices
-from server.errors import BatchTimeoutError
+from server.errors import BatchTimeoutError, DeviceLostError, WorkerDiedError
 
 
 class Named:
@@ -28,6 +29,9 @@ class Named:
     def restart(self, hung: bool) -> None:
         self.release.set()
         self.load()
+
+    def watch(self, _: Callable[[str], None]) -> None:
+        pass
 
     def end(self) -> None:
         self.release.set()
@@ -98,5 +102,20 @@ def test_a_batch_of_a_model_that_is_loaded_and_hangs_is_given_up_and_those_behin
         assert (await asyncio.wait_for(executor.run(Batch("m", [0])), 10)).outputs == [("m", True)]
 
     asyncio.run(scenario())
+    named.release.set()
+    executor.close()
+
+
+def test_a_model_that_is_not_loaded_again_in_time_loses_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hanging(Named):
+        def restart(self, hung: bool) -> None:
+            self.release.wait(20)
+
+    monkeypatch.setattr(server.backends.executor, "LOAD_TIMEOUT", 0.05)
+    named = Hanging("m")
+    executor = ThreadExecutor(ModelDevices({"m": named}), "cpu")
+    with pytest.raises(DeviceLostError, match=r"m was not loaded again within 0.05 s") as caught:
+        asyncio.run(executor.restart("m", WorkerDiedError("it died")))
+    assert not isinstance(caught.value, WorkerDiedError), "which would be tried again"
     named.release.set()
     executor.close()

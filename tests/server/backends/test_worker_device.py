@@ -19,7 +19,7 @@ from profiler.back_to_back import back_to_back
 from server.backends.executor import Batch, Completion, Standby, ThreadExecutor
 from server.backends.model_devices import LoadingExecutor, ModelDevices
 from server.backends.worker_device import WorkerDevice
-from server.errors import WorkerDiedError
+from server.errors import BatchTimeoutError, WorkerDiedError
 from server.models.sources import source_of
 
 CODE = """
@@ -33,10 +33,15 @@ class Mine(Model):
             raise RuntimeError("no such device")
     def run(self, x):
         time.sleep(0.003)
+        if (x == 77).any():
+            time.sleep(60)
         if (x < 0).any():
             raise ValueError("negative")
         return {"y": 2 * x}
 """
+
+BUSY = "end = time.process_time() + 0.05\n            while time.process_time() < end: pass"
+HANGS = 77.0
 
 
 @pytest.fixture
@@ -175,6 +180,42 @@ def test_a_launch_that_the_worker_took_before_it_died_fails_at_once(
             await executor.restart("m", WorkerDiedError("it died"))
 
     asyncio.run(scenario())
+
+
+def test_a_completion_has_the_cpu_time_of_its_batch(tmp_path: Path) -> None:
+    (tmp_path / "busy.py").write_text(CODE.replace("time.sleep(0.003)", f"if x[0, 0] > 5:\n            {BUSY}"))
+    _, worker = source_of(f"{tmp_path}/busy.py:Mine").load("busy", "pretrained", 8, 1)
+    device = WorkerDevice("busy", worker, "cpu")
+    device.load()
+    executor = ThreadExecutor(ModelDevices({"busy": device}), "cpu")
+
+    async def cpu_time(value: float) -> float:
+        found = (await executor.run(batch(value, model="busy"))).cpu_time
+        assert found is not None
+        return found
+
+    assert asyncio.run(cpu_time(1.0)) < 0.05 <= asyncio.run(cpu_time(9.0))
+    executor.close()
+    device.end()
+
+
+def test_restarts_are_reported_with_their_reason(executor: ThreadExecutor, devices: dict[str, WorkerDevice]) -> None:
+    reasons = list[str]()
+    ModelDevices(devices).watch(reasons.append)
+
+    async def scenario() -> None:
+        os.kill(devices["m"].facts()["pid"], signal.SIGKILL)
+        with pytest.raises(WorkerDiedError):
+            await executor.run(batch(1.0))
+        await executor.restart("m", WorkerDiedError("it died"))
+        hanging = executor.run(batch(HANGS))
+        hanging.cancel()
+        await asyncio.sleep(0)
+        await executor.restart("m", BatchTimeoutError("it hangs"))
+        assert is_right(batch(1.0), await executor.run(batch(1.0)))
+
+    asyncio.run(scenario())
+    assert reasons == ["died", "hung"]
 
 
 def test_an_exception_of_load_names_the_line(tmp_path: Path) -> None:

@@ -113,3 +113,15 @@ def test_the_pages_of_free_parts_are_given_back_and_those_in_use_keep_their_byte
     memory.release_free()
     assert os.fstat(memory.file).st_blocks <= pages - 2**21 // 512
     assert (held == 7).all()
+
+
+def test_pages_that_a_worker_has_locked_stay_where_they_are() -> None:
+    memory = SharedMemory(size=2**21)
+    memory.keeps_pages = True
+    held = memory.take(2**20)
+    assert held is not None
+    held[:] = 7
+    del held
+    before = os.fstat(memory.file).st_blocks
+    memory.release_free()
+    assert os.fstat(memory.file).st_blocks == before > 0

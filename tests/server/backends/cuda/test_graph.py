@@ -96,37 +96,29 @@ def test_a_measured_batch_may_have_a_sample_several_times(device: GraphDevice, r
     assert runtime.uploads == [[2]]
 
 
-def test_samples_of_one_turn_of_the_loop_are_uploaded_as_one_group_of_consecutive_slots(
-    device: GraphDevice, runtime: FakeRuntime
-) -> None:
-    async def scenario() -> None:
-        first = [device.upload(sample(n)) for n in range(3)]
-        assert runtime.uploads == []
-        await asyncio.sleep(0)
-        assert runtime.uploads == [[3]]
-        later = device.upload(sample(3))
-        await asyncio.sleep(0)
-        del first[1]
-        assert runtime.uploads == [[3], [1]]
-        assert listed(device.serve(Batch("m", [*first, later]))) == logits(0, 2, 3)
-
-    asyncio.run(scenario())
+def test_samples_are_uploaded_as_one_group_of_consecutive_slots(device: GraphDevice, runtime: FakeRuntime) -> None:
+    first = [device.upload(sample(n)) for n in range(3)]
+    assert runtime.uploads == []
+    device._uploads.flush()
+    assert runtime.uploads == [[3]]
+    later = device.upload(sample(3))
+    device._uploads.flush()
+    del first[1]
+    assert runtime.uploads == [[3], [1]]
+    assert listed(device.serve(Batch("m", [*first, later]))) == logits(0, 2, 3)
 
 
 def test_a_batch_waits_for_the_copies_of_its_samples_and_not_for_those_of_later_ones(
     device: GraphDevice, runtime: FakeRuntime
 ) -> None:
-    async def scenario() -> None:
-        mine = device.upload(sample(1))
-        await asyncio.sleep(0)
-        other = device.upload(sample(2))
-        await asyncio.sleep(0)
-        assert len(runtime.copies) == 2
-        assert listed(device.serve(Batch("m", [mine]))) == logits(1)
-        assert len(runtime.copies) == 1, "the later copy may still run"
-        assert listed(device.serve(Batch("m", [other, mine]))) == logits(2, 1)
-
-    asyncio.run(scenario())
+    mine = device.upload(sample(1))
+    device._uploads.flush()
+    other = device.upload(sample(2))
+    device._uploads.flush()
+    assert len(runtime.copies) == 2
+    assert listed(device.serve(Batch("m", [mine]))) == logits(1)
+    assert len(runtime.copies) == 1, "the later copy may still run"
+    assert listed(device.serve(Batch("m", [other, mine]))) == logits(2, 1)
 
 
 def test_without_a_free_slot_a_sample_is_uploaded_with_its_batch(runtime: FakeRuntime) -> None:
@@ -154,13 +146,10 @@ def test_the_slot_of_a_cancelled_request_is_free_unless_it_is_in_flight(device: 
 
 
 def test_a_sample_that_is_cancelled_before_its_upload_is_not_copied(device: GraphDevice, runtime: FakeRuntime) -> None:
-    async def scenario() -> None:
-        samples = [device.upload(sample(n)) for n in range(3)]
-        del samples[1]
-        await asyncio.sleep(0)
-        assert runtime.uploads == [[1, 1]]
-
-    asyncio.run(scenario())
+    samples = [device.upload(sample(n)) for n in range(3)]
+    del samples[1]
+    device._uploads.flush()
+    assert runtime.uploads == [[1, 1]]
 
 
 def test_a_batch_is_launched_while_the_outputs_of_the_one_before_are_not_collected(device: GraphDevice) -> None:

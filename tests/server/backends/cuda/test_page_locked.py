@@ -1,6 +1,5 @@
 """Samples in page-locked memory, from which the device copies without a copy on the host."""
 
-import asyncio
 import logging
 import mmap
 
@@ -68,14 +67,11 @@ def test_the_source_is_kept_until_its_copy_has_ended(memories: PageLocked) -> No
     device = GraphDevice(MODEL, network, runtime)
     memories.add(mapped)
 
-    async def scenario() -> None:
-        cancelled = device.upload(mapped_sample(mapped, 0, 1))
-        await asyncio.sleep(0)
-        assert len(runtime.copies) == 1
-        del cancelled  # another body may be received there from now on
-        assert not runtime.copies, "the copy has ended"
-
-    asyncio.run(scenario())
+    cancelled = device.upload(mapped_sample(mapped, 0, 1))
+    device._uploads.flush()
+    assert len(runtime.copies) == 1
+    del cancelled  # another body may be received there from now on
+    assert not runtime.copies, "the copy has ended"
 
 
 def test_arrays_across_the_end_or_not_contiguous_are_not_found(memories: PageLocked) -> None:
