@@ -16,6 +16,7 @@ from policies.rules.control_limit import GREEDY, SERIAL, STATIC, TIMEOUT
 from policies.rules.drain import Drain
 from policies.rules.finish_first import FinishSuspended
 from policies.rules.lazy_batching import LAZY
+from policies.rules.length_aware import LENGTH_AWARE
 from policies.rules.lookup import ActionRow, Lookup, lookup
 from policies.rules.max_under_deadline import MAX_UNDER_DEADLINE
 from policies.rules.maximum_wait import MaximumWait
@@ -54,6 +55,7 @@ CATALOG: Mapping[str, Rule] = {
         CATCH_UP,
         MULTI_BIN,
         SMDP_BINS,
+        LENGTH_AWARE,
         AUTO,
     )
 }

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from policies.profile import Profile
+from policies.rules.length_aware import LengthAware, length_aware
 from policies.rules.rule import Rule, SolvedPolicy
 from policies.smdp.table import load_table
 from policies.solving import solved_table, table_policy, weight_of, weighted_table_policy
@@ -15,6 +16,13 @@ _DESCRIPTION = "Launches by the solved table: the row nearest to the measured ar
 def _solve(spec: Spec, profile: Profile) -> SolvedPolicy:
     table = solved_table(spec, profile)
     return SolvedPolicy(weighted_table_policy(table, profile), table)
+
+
+def _solve_auto(spec: Spec, profile: Profile) -> SolvedPolicy | LengthAware:
+    """The solved table; for inputs that vary in length, where no goal is given, a policy that knows the lengths."""
+    if profile.varies_by_length and not spec.parameters.keys() & _WEIGHT_KEYS:
+        return length_aware(profile)
+    return _solve(spec, profile)
 
 
 def _load(spec: Spec, profile: Profile) -> SolvedPolicy:
@@ -30,7 +38,13 @@ SMDP = Rule(
     description=_DESCRIPTION,
     example="smdp:w2=30",
 )
-AUTO = replace(SMDP, name="auto", example="auto")
+AUTO = replace(
+    SMDP,
+    name="auto",
+    build=_solve_auto,
+    description=f"{_DESCRIPTION} For padded inputs without a goal: those of similar size share batches.",
+    example="auto",
+)
 FILE = Rule(
     name="file",
     build=_load,

@@ -1,0 +1,98 @@
+"""Length-aware batching: which requests share a batch, against all runs of neighbours, and in simulation."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadgen.simulated import Simulation
+from loadgen.sizes import RequestSizes
+from policies.catalog import choose
+from policies.profile import Profile
+from policies.queue.arrivals import poisson
+from policies.rules.length_aware import LengthAware, length_aware
+from policies.types import Kind, Launch, Request, State
+
+LENGTHS = (8, 32, 64, 128, 256)
+
+
+def padded(fixed: float, each: float, per_batch: float = 0.0, largest: int = 8) -> Profile:
+    """Batches take `fixed` + `each` b L + `per_batch` L, s, with L the longest length."""
+    rows = tuple(tuple(fixed + each * b * n + per_batch * n for n in LENGTHS) for b in range(1, largest + 1))
+    return Profile("p", tuple(row[2] for row in rows), lengths=LENGTHS, length_service_times=rows)
+
+
+def launched(profile: Profile, lengths: list[float]) -> list[int]:
+    """Positions in the queue of the requests of the batch."""
+    requests = [
+        Request(n, float(n), Kind("m"), size=profile.service_time(1, length)) for n, length in enumerate(lengths)
+    ]
+    action = length_aware(profile).decide(State(99.0, requests))
+    assert isinstance(action, Launch)
+    return [request.id for request in action.requests]
+
+
+PROFILES = (padded(0.002, 0.0001), padded(0.0, 0.0001), padded(0.004, 0.00001, 0.0001), padded(0.05, 0.0001, 0.0, 3))
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=["some gain", "no gain", "much gain", "three at most"])
+@given(lengths=st.lists(st.integers(1, 400), min_size=1, max_size=12))
+def test_the_run_that_saves_most_around_the_oldest_request_is_launched(profile: Profile, lengths: list[int]) -> None:
+    batch = launched(profile, [*map(float, lengths)])
+    assert 0 in batch
+    assert all(one < other for one, other in pairwise(batch)), "in order of arrival"
+    alone = [profile.service_time(1, float(length)) for length in lengths]
+    order = sorted(range(len(lengths)), key=lambda n: alone[n])
+
+    def saving(run: list[int]) -> float:
+        longest = max(float(lengths[n]) for n in run)
+        return sum(alone[n] for n in run) / profile.service_time(len(run), longest)
+
+    runs = [order[i : i + b] for b in range(1, profile.max_batch_size + 1) for i in range(len(order) - b + 1)]
+    best = max(saving(run) for run in runs if 0 in run)
+    assert saving(batch) >= 0.989 * best
+    smaller = [saving(run) for run in runs if 0 in run and len(run) < len(batch)]
+    assert all(each < 0.9901 * best for each in smaller), "a smaller batch that saves as much wins"
+
+
+def test_without_a_gain_one_at_a_time_and_with_a_large_one_all() -> None:
+    assert launched(PROFILES[1], [100.0, 100.0, 100.0]) == [0]
+    assert launched(PROFILES[3], [8.0, 16.0, 12.0]) == [0, 1, 2]
+
+
+def test_a_short_request_does_not_wait_for_a_long_one_in_its_batch() -> None:
+    assert launched(PROFILES[0], [8.0, 256.0, 10.0]) == [0, 2]
+
+
+def test_a_profile_without_lengths_and_one_with_a_single_length_are_served() -> None:
+    linear = Profile("p", tuple(0.01 * b for b in range(1, 5)))
+    assert launched(linear, [1.0] * 3) == [0]
+    single = Profile("p", (0.01, 0.011), lengths=(4,), length_service_times=((0.01,), (0.011,)))
+    assert launched(single, [4.0, 9.0, 2.0]) == [0, 2] or launched(single, [4.0, 9.0, 2.0]) == [0, 1]
+    assert isinstance(length_aware(single), LengthAware)
+
+
+def test_a_deep_queue_is_served_from_its_oldest_request_on() -> None:
+    assert 0 in launched(PROFILES[0], [float(8 + n % 250) for n in range(2000)])
+
+
+def test_auto_serves_padded_inputs_where_greedy_and_the_table_diverge() -> None:
+    profile, rng = padded(0.002, 0.0001, largest=32), np.random.default_rng(1)
+    lengths = np.clip(np.exp(rng.normal(np.log(48), 0.8, 4000)), 4, 256).astype(int)
+    capacity = 1.0 / float(np.mean([profile.service_time(1, float(n)) for n in lengths]))
+    instants = poisson(0.75 * capacity, 3000 / capacity, np.random.default_rng(2))
+    sizes = RequestSizes(lengths[: len(instants)])
+    mean = {
+        spec: float(np.mean(Simulation(profile, spec, sizes=sizes).run(instants).responses))
+        for spec in ("serial", "greedy", "smdp", "auto", "multi-bin:2,inner=greedy")
+    }
+    assert mean["auto"] < min(mean["serial"], mean["multi-bin:2,inner=greedy"])
+    assert min(mean["greedy"], mean["smdp"]) > 10 * mean["auto"], "they form batches that take longer"
+
+
+def test_auto_with_a_goal_and_for_inputs_of_one_length_is_the_solved_table() -> None:
+    assert choose("auto", PROFILES[0]).table is None
+    assert choose("auto", PROFILES[0], {"slo_p95_ms": "500"}).table is not None
+    assert choose("auto", Profile("p", (0.01, 0.012))).table is not None
