@@ -23,7 +23,7 @@ from server.models.model import ServedModel
 from server.models.sources import TensorSource
 from server.models.tensors.codec import TensorCodec, as_json, check_sample
 from server.models.tensors.python_source import one_line_errors, place_of
-from server.telemetry.logs import configured_logging
+from server.telemetry.logs import configured_logging, flush_log
 from server.telemetry.printed import printed_to_log
 from server.workers.channel import Channel
 from server.workers.errors import sent
@@ -171,6 +171,8 @@ class _Lanes:
                 except BaseException as error:  # noqa: BLE001  (it is the answer)
                     answer = sent(error, place_of(error))
                     error.__traceback__ = None  # its frames have the inputs
+                    if method in ("describe", "load", "find_device"):
+                        flush_log()  # the error may be the last line of the main process
                 del arguments
                 _send(lane, number, answer)
                 del answer

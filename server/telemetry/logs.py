@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from logging.handlers import QueueHandler, QueueListener
 from queue import Full, Queue
+from time import monotonic, sleep
 from typing import Any, Literal
 
 import orjson
@@ -29,6 +30,7 @@ LogFormat = Literal["auto", "console", "json"]
 _STDERR = 2
 _CAPACITY = 8192  # lines in the queue: seconds of work for a terminal, 10 MB of memory
 _FLUSH_TIMEOUT = 2.0  # s at exit, after which the lines left are dropped
+_FLUSH_STEP = 0.002  # s
 _OWN_LOGGERS = ("batchwright", "policies", "profiler", "server")  # Pillow logs a debug line for each chunk of an image
 _JSON_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
@@ -87,6 +89,14 @@ def configured_logging(
 def log_options() -> tuple[LogLevel, LogFormat]:
     """Level and format of the log, for another process; those of a command line that logs nothing but warnings."""
     return _options[-1] if _options else ("warning", "console")
+
+
+def flush_log(timeout: float = _FLUSH_TIMEOUT) -> None:
+    """Wait until all records of `configured_logging` so far are written, at most `timeout`, s."""
+    end = monotonic() + timeout
+    for handler in logging.getLogger().handlers:
+        while isinstance(handler, _BoundedQueueHandler) and handler.queue.unfinished_tasks and monotonic() < end:
+            sleep(_FLUSH_STEP)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import pytest
 
 from policies.types import Kind, Launch, Request
 from server.telemetry.batch_record import BatchRecord
-from server.telemetry.logs import LogFormat, LogLevel, configured_logging, log_batch
+from server.telemetry.logs import LogFormat, LogLevel, configured_logging, flush_log, log_batch
 
 LOG = logging.getLogger("batchwright.test")
 LAUNCH = Launch([Request(index, 0.99, Kind("googlenet"), started=1.0) for index in range(8)], reason="full")
@@ -181,3 +181,17 @@ def test_a_non_blocking_descriptor_loses_no_line(blocking: bool) -> None:
             LOG.info("x" * 1000)
     log.close()
     assert len(log.lines) == 300
+
+
+def test_after_a_flush_all_lines_are_written_and_a_pipe_that_is_not_read_holds_it_for_a_limited_time() -> None:
+    reading, writing = os.pipe()
+    with configured_logging("info", "json", writing):
+        for index in range(200):
+            LOG.info("line %d", index)
+        flush_log()
+        assert os.read(reading, 10**6).count(b"\n") == 200
+        LOG.info("x" * 2**20)
+        flush_log(0.05)
+        os.set_blocking(writing, False)
+    os.close(reading)
+    os.close(writing)
