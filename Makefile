@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml
 	@touch $(STAMP)
 
 serve: $(STAMP)  ## serve GoogLeNet on http://127.0.0.1:8000 with the automatic policy
-	@echo "batchwright: loading GoogLeNet; the first start profiles it (under a minute)"
+	@echo "batchwright: loading GoogLeNet; the first start measures its profile, on a CPU while it serves"
 	@echo "batchwright: --weights auto: if the weights cannot be downloaded, this demonstration starts with random ones"
 	$(BIN)/serve-model googlenet --weights auto
 

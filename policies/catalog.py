@@ -38,6 +38,7 @@ from policies.types import Kind, MaxAges, Mix, Policy, SpecError
 MAX_WAIT = 1.0  # s
 _MIN_SIZES = 256  # learned before bins are decided together
 _CHANGED = 0.03  # relative change of the mean batch time at which they are solved again
+_GOALS = frozenset({"w2", "slo_mean_ms", "slo_p95_ms", "slo_ms", "power_cap_w"})
 _DEFAULT_STAGES = 10  # of a simulation without measured stages and without --stages
 
 CATALOG: Mapping[str, Rule] = {
@@ -450,6 +451,18 @@ def ignored_keys(text: str, keys: Collection[str]) -> set[str]:
     spec = parse_spec(text)
     ignored = set(keys) - rule_of(spec.name).keys
     return ignored_keys(spec.parameters["inner"], ignored) if "inner" in spec.parameters else ignored
+
+
+def has_goal(text: str) -> bool:
+    """Whether a spec, or that of the policy within its bins, names a bound, a weight or a deadline.
+
+    Raises:
+        SpecError: the spec is malformed, or there is no such rule.
+    """
+    if names_file(text):
+        return True  # its table was solved for a profile
+    parameters = parse_spec(text).parameters
+    return bool(parameters.keys() & _GOALS) or ("inner" in parameters and has_goal(parameters["inner"]))
 
 
 def takes_long(text: str) -> bool:

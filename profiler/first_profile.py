@@ -24,7 +24,7 @@ from profiler.measure import MeasurementPlan, Subject, measure_service_times, qu
 from profiler.preflight import NOTHING_FOUND, Findings, preflight
 from profiler.stages import QUICK_REPEATS, with_stages
 from server.backends.buckets import bucket_sizes, earned_batch_size, padded, pads_to_buckets
-from server.backends.executor import Executor, uploaded
+from server.backends.executor import Batch, Executor, uploaded
 from server.backends.real_device import device_settings, find_device
 from server.backends.warm_up import autotunes
 from server.config import Settings, by_model
@@ -32,10 +32,12 @@ from server.energy.meters import EnergyMeter, NoMeter
 from server.errors import OutOfMemoryError
 from server.models.model import ServedModel
 from server.models.sources import source_of
+from server.models.tensors.python_source import SAMPLE_HINT, one_line_errors
 from server.models.upstream_spec import is_upstream
 
 _log = logging.getLogger("batchwright.profiler")
 _COLD_BYTES = 128 * 2**20  # of samples; more than the last level of cache of most servers' processors
+_ESTIMATES = 2  # batches of a size
 _REPEATS, _SAME = 3, 0.2  # batches of a size, and their deviation, with which a profile still holds
 _MAX_COPIES = 4096  # of small samples, which stay in the cache as they do in service
 
@@ -123,6 +125,17 @@ class FirstProfiles:
             self._found[settings.device] = _preflight(settings)
         return self._found[settings.device]
 
+    def estimated(self, settings: Settings, model: ServedModel, executor: Executor) -> Profile:
+        """Return a profile of a few batches, linear between their sizes and lengths.
+
+        Raises:
+            SpecError: the largest batch does not fit into the device's free memory.
+        """
+        key = _key(settings, model.name, model.max_batch_size)
+        subject = make_subject(executor, model, NoMeter("its profile is yet to be measured"))
+        with _memory_errors(key):
+            return _estimate(subject, key)
+
     def cached_or_measured(
         self, settings: Settings, model: ServedModel, executor: Executor, meter: EnergyMeter
     ) -> Profile:
@@ -145,14 +158,15 @@ class FirstProfiles:
     ) -> Profile:
         """The former model's profile, if it still holds; else one of service times between other models' batches.
 
-        Energies are estimated, and nothing is cached: a sensor measures all models together. So each batch is given the
-        power that the former model took at its size; the controller corrects it by its energy readings later.
+        After a former model energies are estimated, and nothing is cached: a sensor measures all models together. So
+        each batch is given the power that the former model took at its size; the controller corrects it by its energy
+        readings later.
 
         Args:
             settings: of the device.
             model: the model.
             executor: runs its batches among those of others.
-            before: profile of the model that had its name; None without one.
+            before: profile of the model that had its name; None without one, for a device without a sensor.
 
         Raises:
             SpecError: the largest batch does not fit into the device's free memory.
@@ -164,9 +178,47 @@ class FirstProfiles:
             if before is not None and before.max_batch_size == key.max_batch_size and still_holds(before, subject):
                 _log.info("%s: the new model takes the former one's service times", model.name)
                 return before
-            profile = _measure_all(subject, key, tunes, NOTHING_FOUND, settings.stages, pads)
+            found = self._findings(settings) if before is None else NOTHING_FOUND
+            profile = _measure_all(subject, key, tunes, found, settings.stages, pads)
+        if before is None and cache.store_profile(key, profile):
+            _log.info("%s: profile cached in %s", model.name, key.path)
         profile = _earned(settings, profile)
         return profile if before is None else with_power_of(before, profile)
+
+
+def _estimate(subject: Subject, key: cache.CacheKey) -> Profile:
+    """Time the sizes 1 and 2 and the largest, by length where that matters, after one batch that is not timed."""
+    lengths = subject.by_length.lengths if subject.by_length is not None else ()
+    sizes = sorted({1, min(2, key.max_batch_size), key.max_batch_size})
+    middle = lengths[len(lengths) // 2] if lengths else None
+
+    async def time_of(size: int, length: int | None) -> float:
+        samples = subject.samples
+        if length is not None and subject.by_length is not None:
+            samples = subject.by_length.synthetic_samples(1, np.random.default_rng(0), length)
+        batch = Batch(subject.model, [samples[index % len(samples)] for index in range(size)])
+        with one_line_errors(f"{subject.model}: a batch of {size}", SAMPLE_HINT):
+            runs = [await subject.executor.run(batch) for _ in range(_ESTIMATES)]
+        return min(run.finished - run.started for run in runs)
+
+    async def measure() -> dict[int | None, list[float]]:
+        await time_of(1, middle)
+        return {length: [await time_of(size, length) for size in sizes] for length in lengths or (None,)}
+
+    found = asyncio.run(measure())
+    every = np.arange(1, key.max_batch_size + 1)
+    times = {length: np.maximum.accumulate(np.interp(every, sizes, row)).tolist() for length, row in found.items()}
+    profile = Profile(
+        f"{subject.model}-{cache.slug(key.device)}-estimated",
+        tuple(times[middle]),
+        model=subject.model,
+        device=key.device,
+        note=f"estimated from {_ESTIMATES} batches of each of the sizes {', '.join(map(str, sizes))}",
+    )
+    if not lengths:
+        return profile
+    rows = tuple(zip(*(times[length] for length in lengths), strict=True))
+    return replace(profile, lengths=tuple(lengths), length_service_times=rows)
 
 
 def _pads(settings: Settings, model: str) -> bool:

@@ -23,7 +23,8 @@ app = typer.Typer()
 
 _GROUPS = {
     "Models and devices": (
-        *("profile", "sample", "device", "meter", "max_batch_size", "weights", "optimise", "stages"),
+        *("profile", "profile_first", "sample", "device", "meter", "max_batch_size", "weights", "optimise", "stages"),
+        "reload",
     ),
     "Policy": ("policy", "w2", "slo_p95_ms"),
     "HTTP and gRPC": ("host", "port", "grpc_port", "api_key_file", "tls_cert", "tls_key", "gateways"),
@@ -70,9 +71,10 @@ def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
     else:
         shown = f"{default:g}" if isinstance(default, float) else default
         number = next((name for kind, name in _NUMBERS.items() if field.annotation in (kind, kind | None)), None)
-        text = text if default in (None, []) else f"{text} (default {shown})"
-        option = typer.Option(metavar=number, help=text, autocompletion=_COMPLETIONS.get(name))
-    types = (each for each in (list[str], Path) if field.annotation in (each, each | None))
+        text = text if default in (None, []) or default is False else f"{text} (default {shown})"
+        names = [f"--{name.replace('_', '-')}"] if field.annotation is bool else []  # without a --no-...
+        option = typer.Option(*names, metavar=number, help=text, autocompletion=_COMPLETIONS.get(name))
+    types = (each for each in (list[str], Path, bool) if field.annotation in (each, each | None))
     flag_type: Any = next(types, str)  # the settings parse numbers, so that all mistakes are reported together
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[flag_type | None, option]

@@ -150,6 +150,10 @@ class Settings(BaseSettings):
         description="batch timeout in seconds, or 20 times the expected service time if that is longer; after it the "
         "model is loaded again in a new process, or the other server is unavailable",
     )
+    profile_first: bool = Field(
+        False,
+        description="measure a profile that is missing before the server is ready, instead of between the first calls",
+    )
     reload: Literal["beside", "replace"] = Field(
         "beside",
         description="how a model is loaded again while the server serves: beside the one in service, which then needs "

@@ -57,6 +57,8 @@ def create_fastapi(inference: Inference, version: str, repository: ModelReposito
     """Create the FastAPI application, whose lifespan runs the dispatchers and the history."""
     dashboard = DashboardData(inference)
     background = {"dispatchers": inference.fleet.run, "history": dashboard.record_history}
+    if repository is not None:
+        background["profiles"] = repository.measure
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -44,6 +44,14 @@ class ProfileSource(Protocol):
         """The cached profile of a model for batches up to `largest`; None without one."""
         ...
 
+    def estimated(self, settings: Settings, model: ServedModel, executor: Executor, /) -> Profile:
+        """A profile of a few batches, to serve with until one is measured.
+
+        Raises:
+            SpecError: the largest batch does not fit the device's memory.
+        """
+        ...
+
     def cached_or_measured(
         self, settings: Settings, model: ServedModel, executor: Executor, meter: EnergyMeter, /
     ) -> Profile:
@@ -59,7 +67,8 @@ class ProfileSource(Protocol):
     ) -> Profile:
         """A profile measured now on the executor's device, which serves other models meanwhile.
 
-        `before` is the profile of the model that had its name, if there is one. Raises as `cached_or_measured`.
+        `before` is the profile of the model that had its name; without one the profile is cached. Raises as
+        `cached_or_measured`.
         """
         ...
 
@@ -87,6 +96,7 @@ class Backend:
         devices: runs the batches of each model.
         meter: energy meter of the device.
         loaded: by name, the models that the server starts with.
+        estimated: names of those whose profile is yet to be measured.
     """
 
     plan: DevicePlan
@@ -94,6 +104,7 @@ class Backend:
     devices: ModelDevices
     meter: EnergyMeter
     loaded: Mapping[str, LoadedModel]
+    estimated: frozenset[str] = frozenset()
 
 
 def make_backend(plan: DevicePlan, profile_source: ProfileSource) -> Backend:
@@ -108,12 +119,41 @@ def make_backend(plan: DevicePlan, profile_source: ProfileSource) -> Backend:
     executor = (UpstreamExecutor if is_upstream(name) else ThreadExecutor)(devices, name)
     executor.call(devices.load).result()
 
+    estimated = set[str]()
+
     def profile_of(model: ServedModel) -> Profile:
-        return profile_source.cached_or_measured(plan.settings, model, executor, meter)
+        if not _serves_at_once(plan, model, meter):
+            return profile_source.cached_or_measured(plan.settings, model, executor, meter)
+        estimated.add(model.name)
+        return profile_source.estimated(plan.settings, model, executor)
 
     ready = (_ready(plan, model, executor, profile_of) for model, _ in loaded)
     planned = {model.name: _planned(plan, model, profile) for model, profile in ready}
-    return Backend(plan, executor, devices, meter, planned)
+    return Backend(plan, executor, devices, meter, planned, frozenset(estimated))
+
+
+def _serves_at_once(plan: DevicePlan, model: ServedModel, meter: EnergyMeter) -> bool:
+    """Whether a model without a profile is served before one is measured.
+
+    Not where a sensor measures the energy, which other batches would disturb; nor with stages, or a goal, for which an
+    estimate is not good enough; nor on another server or a GPU, which is measured at the sizes of its graphs.
+    """
+    settings = plan.settings
+    if settings.profile_first or settings.stages is not None or is_upstream(settings.device):
+        return False
+    return not (meter.source != "none" or find_device(settings.device).is_cuda or plan.has_goal(model.name))
+
+
+def measure_between(backend: Backend, model: str, profile_source: ProfileSource) -> Profile:
+    """Measure the profile of a model in service, between the batches of calls, of which it takes a third at most.
+
+    Raises:
+        SpecError: the largest batch does not fit the device's memory.
+    """
+    loaded, settings = backend.loaded[model], backend.plan.settings
+    limit = max(settings.hung_after_s, TIMEOUT_FACTOR * loaded.chosen.profile.service_times[-1])
+    executor = LoadingExecutor(backend.executor, model, backend.executor.name, limit)
+    return profile_source.measured_while_serving(settings, loaded.served, executor, None)
 
 
 def load_again(backend: Backend, name: str, id: str, before: Chosen, profile_source: ProfileSource) -> LoadedModel:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from policies.catalog import Chosen, by_stages, check_spec, choose, ignored_keys, in_stages
+from policies.catalog import Chosen, by_stages, check_spec, choose, has_goal, ignored_keys, in_stages
 from policies.profile import Profile, load_profile
 from policies.types import SpecError
 from server.app.http_server import bind
@@ -56,6 +56,10 @@ class DevicePlan:
         if known is not None and known.profile is profile:
             return known
         return policy_of(self.settings, model, profile)
+
+    def has_goal(self, model: str) -> bool:
+        """Whether the policy of a model is solved for a goal, or has to keep deadlines."""
+        return bool(_defaults(self.settings, model)) or has_goal(_spec(self.settings, model))
 
     def max_batch_size(self, model: str) -> int:
         """The largest batch size of a model."""

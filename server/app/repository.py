@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 from policies.smdp.choice import SHARE
 from policies.types import SpecError
 from server.api.inference import Inference
-from server.app.backend import Backend, LoadedModel, ProfileSource, load_again
+from server.app.backend import Backend, LoadedModel, ProfileSource, load_again, measure_between
 from server.app.plan import check_upstreams
 from server.errors import (
     DeviceLostError,
@@ -69,6 +69,37 @@ class Repository:
             else:
                 found.append((model, "UNAVAILABLE", "unloaded" if model in fleet.unloaded else "not ready"))
         return found
+
+    async def measure(self) -> None:
+        """Measure the profiles that were estimated at the start, and solve the policies for them."""
+        for dispatcher, backend in self._backends.items():
+            for model in sorted(backend.estimated):
+                async with self._changing:
+                    replaced = self._inference.models[model].id != model
+                    if not (replaced or model in self._inference.fleet.unloaded):
+                        await self._measure(dispatcher, backend, model)
+
+    async def _measure(self, dispatcher: Dispatcher, backend: Backend, model: str) -> None:
+        estimate = dispatcher.chosen[model].profile
+        try:
+            with _shared([dispatcher]):
+                measure = partial(measure_between, backend, model, self._profile_source)
+                profile = (await self._run_in_thread(measure)).truncated(estimate.max_batch_size)
+            chosen, spec = dispatcher.chosen[model], None
+            while (before := dispatcher.chosen[model]).spec != spec:  # it may be swapped meanwhile
+                spec = before.spec
+                chosen = await self._run_in_thread(partial(choose_in_process, spec, profile, before.defaults))
+        except Exception as error:  # noqa: BLE001  (the model is served by the estimate)
+            _log.warning("%s: its profile cannot be measured, the estimate stays: %s", model, one_line(error))
+            return
+        inference = self._inference
+        dispatcher.set_policy(model, replace(chosen, promised=before.promised))
+        served = inference.models[model]
+        predictor = served.codec.make_size_predictor(profile)
+        inference.models[model] = replace(served, size_predictor=predictor)
+        inference.metrics.policy(model, dispatcher.device, chosen.name, chosen.spec)
+        inference.metrics.adapted(model, "measured")
+        _log.info("%s: the profile is measured; policy %s is set", model, chosen.spec)
 
     async def load(self, model: str) -> None:
         """Load a model from its files as they are now, and use it for all calls that begin from then on.

@@ -62,7 +62,7 @@ def _assembled(plan: ServerPlan, profiles: ProfileSource, tracing: "Tracing | No
     disable_created_metrics()  # type: ignore[no-untyped-call]
     server = assemble(plan, profiles, tracing)
     end_idle()
-    _log.info("models are loaded and profiled, and policies solved, after %.1f s", monotonic() - started)
+    _log.info("models are loaded and policies solved, after %.1f s", monotonic() - started)
     return server
 
 

@@ -20,7 +20,7 @@ _GAP_SECONDS = [step * unit / 1e5 for unit in (1, 10, 100, 1000) for step in _ST
 _OUTCOMES = ("ok", "bad_input", "rejected", "expired", "cancelled", "failed")
 _TIMED = ("ok", "expired", "cancelled")  # outcomes that miss the objective if they come later
 _REJECTION_REASONS = ("queue_full", "too_late", "bytes", "draining", "unloaded")
-_POLICY_CHANGES = ("drift", "objective", "memory", "sizes")
+_POLICY_CHANGES = ("drift", "objective", "memory", "sizes", "measured")
 _DENIED_STATUSES = (401, 403, 429)
 _Read = Callable[[], float]
 _SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
@@ -171,7 +171,7 @@ class Metrics:
         self._policy_info.labels(*served, policy, spec).set(1)
 
     def adapted(self, model: str, reason: str) -> None:
-        """Count a policy swap by the controller; `reason` is drift, objective, memory or sizes."""
+        """Count a policy swap by the controller; `reason` is one of `_POLICY_CHANGES`."""
         self._adapted.labels(model, reason).inc()
 
     def objective(self, model: str, seconds: float, share: float) -> None:

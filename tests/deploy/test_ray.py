@@ -140,7 +140,14 @@ def test_the_state_of_the_device_that_planning_finds_is_that_of_the_measurement(
     monkeypatch.setattr("profiler.first_profile.preflight", lambda _: findings.pop())
     monkeypatch.setattr("profiler.first_profile.first_profile", first_profile)
     (tmp_path / "model.py").write_text(MODEL)
-    play(_done, models=[f"m={tmp_path / 'model.py'}:Mine"], device="cpu", max_batch_size=2, policy=["greedy"])
+    play(
+        _done,
+        models=[f"m={tmp_path / 'model.py'}:Mine"],
+        device="cpu",
+        max_batch_size=2,
+        policy=["greedy"],
+        profile_first=True,
+    )
     assert recorded == ["idle before models were loaded"]
 
 

@@ -42,7 +42,7 @@ def server(folder: Path) -> Iterator[Server]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
         model = (f"mine={folder / 'mine.py'}:Sum", "--device", "cpu", "--max-batch-size", "8")
-        with serving(*model, "--policy", "multi-bin:2,max_wait_ms=50") as running:
+        with serving(*model, "--policy", "multi-bin:2,max_wait_ms=50", "--profile-first") as running:
             yield running
 
 

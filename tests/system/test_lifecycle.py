@@ -87,7 +87,7 @@ def test_a_signal_while_a_profile_is_measured_ends_the_server(
     line = (*command_line("serve-model"), "squeezenet1_1", "--device", "cpu", "--weights", "random", "--port", "0")
     log = tmp_path / "log"
     with log.open("w") as stderr:
-        process = start_process(line, stderr.fileno())
+        process = start_process((*line, "--profile-first"), stderr.fileno())
     try:
         until(lambda: "measuring a quick profile" in log.read_text())
         time.sleep(0.2)

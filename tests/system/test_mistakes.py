@@ -53,7 +53,7 @@ MISTAKES = {
     f"{ON_CPU} --weights bad.json": "weights 'bad.json' cannot be read .*; give a readable file of model.state_dict",
     f"{ON_CPU} --weights other.pth": "weights 'other.pth' do not fit squeezenet1_1: Missing .*; give a state dict of",
     f"{ON_CPU} --weights damaged.pth": r"'damaged.pth' cannot be read \(.*\); give a readable file",
-    OWN.format("Wide"): r"output y of shape \[32, 3\]; the batch takes \[32, 2\]$",
+    OWN.format("Wide"): r"output y of shape \[1, 3\]; the batch takes \[1, 2\]$",
     OWN.format("Misnamed"): "the model returned no output y$",
     OWN.format("Double"): "the model returned output y as float64; its datatype is FP32$",
     OWN.format("Picky"): "KeyError: 'not in the table'; .* give it a real sample by --sample or samples()",

@@ -23,6 +23,10 @@ _State = Literal["READY", "LOADING", "UNAVAILABLE"]
 class ModelRepository(Protocol):
     """The models that the server's configuration lists."""
 
+    async def measure(self) -> None:
+        """Measure the profiles that are missing while the models are served."""
+        ...
+
     def states(self) -> Sequence[tuple[str, _State, str]]:
         """Name and state of each model, and the reason if it is not ready."""
         ...

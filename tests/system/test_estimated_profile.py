@@ -1,0 +1,80 @@
+"""A model without a profile is served at once, and its profile is measured between the batches of calls."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from policies.profile import load_profile
+from tests.support.http_client import fetch
+from tests.support.logged_server import LoggedServer, logged_server, until
+
+CODE = """
+import time
+from batchwright import Model, Tensor
+class Mine(Model):
+    inputs = {"x": Tensor("FP32", [-1], pad=0.0)}
+    outputs = {"y": Tensor("FP32")}
+    lengths = [4, 16]
+    max_batch_size = 8
+    def run(self, x):
+        time.sleep(0.002 + 0.0005 * len(x))
+        return {"y": x.sum(1)}
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "mine.py").write_text(CODE)
+    return f"mine={tmp_path}/mine.py:Mine"
+
+
+def call(server: LoggedServer, x: list[float]) -> float:
+    found: float = fetch(server.url, "/predict", json.dumps({"inputs": {"x": x}}).encode()).json["outputs"]["y"]
+    return found
+
+
+def profile_of(server: LoggedServer) -> str:
+    (device,) = fetch(server.url, "/admin/devices").json
+    found: str = device["models"]["mine"]["profile"]
+    return found
+
+
+def test_calls_are_answered_before_and_while_the_profile_is_measured_which_is_then_cached(
+    tmp_path: Path, model: str
+) -> None:
+    with logged_server(tmp_path, model, "--device", "cpu") as server:
+        assert profile_of(server).endswith("-estimated")
+        until(lambda: server.logged("measuring a quick profile"))
+        answers = 0
+        while not server.logged("mine: the profile is measured; policy auto is set"):
+            assert call(server, [1.0, 2.0, answers]) == 3.0 + answers
+            answers += 1
+        assert answers > 10
+        assert not profile_of(server).endswith("-estimated")
+        assert call(server, [1.0] * 16) == 16.0
+        assert server.by_label("batchwright_policy_changes_total", "reason")["measured"] == 1
+    (cached,) = (tmp_path / "cache").rglob("*.json")
+    profile = load_profile(str(cached))
+    assert profile.lengths == (4, 16)
+    assert 0.003 < profile.service_time(2) < 0.02
+    with logged_server(tmp_path, model, "--device", "cpu") as server:
+        assert not profile_of(server).endswith("-estimated"), "the cached one is known from the start"
+
+
+def test_a_policy_that_is_set_meanwhile_is_solved_for_the_measured_profile(tmp_path: Path, model: str) -> None:
+    with logged_server(tmp_path, model, "--device", "cpu", "--policy", "greedy") as server:
+        until(lambda: server.logged("measuring a quick profile"))
+        server.set_policy("mine", "smdp")
+        until(lambda: server.logged("mine: the profile is measured; policy smdp is set"))
+        policy = fetch(server.url, "/admin/models/mine/policy").json
+        assert policy["name"] == "smdp"
+
+
+@pytest.mark.parametrize("flags", [("--profile-first",), ("--slo-p95-ms", "500"), ("--policy", "smdp:slo_mean_ms=300")])
+def test_with_a_goal_or_where_it_is_asked_for_the_profile_is_measured_first(
+    tmp_path: Path, model: str, flags: tuple[str, ...]
+) -> None:
+    with logged_server(tmp_path, model, "--device", "cpu", *flags) as server:
+        assert not profile_of(server).endswith("-estimated")
