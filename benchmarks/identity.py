@@ -48,7 +48,7 @@ _AT_ONCE = 400  # images
 _PROFILE = "googlenet-tesla-p4"
 _CLIENTS = 64
 _POLICIES = ("greedy", "timeout:5", "static:6,max_wait_ms=20", "rate-matching", "serial", "static:32,max_wait_ms=10")
-_SWAP_S, _RELOAD_S, _KILL_S = 0.3, 1.0, 0.7
+_SWAP_S, _RELOAD_S, _KILL_S = 0.3, 1.0, 2.0  # a process has to be loaded before the next one is killed
 _ABANDONED, _HURRIED, _CORRUPT = 0.08, 0.1, 0.02  # shares of all calls
 _TIMEOUT_S = (0.001, 0.1)
 _DELAYS = (0.0, 0.05)  # s until a client closes the connection
