@@ -205,7 +205,7 @@ class _MixedRun:
     async def _order(self, sent: Any) -> None:
         async with sent as response:
             text = await response.text()
-            if response.status == 400 and self._kills and "was killed by SIGKILL" in text:
+            if response.status == 400 and self._kills and "WorkerDiedError: the model's process" in text:
                 self.killed_loads += 1  # the process that loaded the model was the newest one
             elif response.status != 200:
                 self.counts.wrong.append(f"{response.url.path}: {response.status} {text[:200]}")
