@@ -175,9 +175,7 @@ def load_again(backend: Backend, name: str, id: str, before: Chosen, profile_sou
     plan = plan_model(backend.plan, name, profile_source.cached)
     ((served, device),) = _load(plan, backend.meter)
     if isinstance(device, LoadedDevice):
-        settings = plan.settings
-        pads = pads_to_buckets(settings.device, source_of(settings.specs[name]), settings.stages, settings.optimise)
-        _load_beside(served, device, settings.hung_after_s, served.max_batch_size if pads else 1)
+        _load_beside(served, device, plan.settings.hung_after_s, served.max_batch_size if _pads(plan, name) else 1)
     backend.devices.add(id, name, device)
     limit = max(plan.settings.hung_after_s, TIMEOUT_FACTOR * before.profile.service_times[-1])
     executor = LoadingExecutor(backend.executor, id, backend.executor.name, limit)
@@ -285,11 +283,17 @@ def _ready(
         return model, profile
     batches = check_rows(executor, model)
     every_size = autotunes(settings.device, model)
-    pads = pads_to_buckets(settings.device, source_of(settings.specs[model.name]), settings.stages, settings.optimise)
     profile = profile or profile_of(model)
-    profile = warm_up_and_fit(executor, model, profile if batches else profile.truncated(1), every_size, pads)
+    profile = warm_up_and_fit(
+        executor, model, profile if batches else profile.truncated(1), every_size, _pads(plan, model.name)
+    )
     predictor = model.codec.make_size_predictor(profile)
     return replace(_labelled(model, settings), size_predictor=predictor), profile
+
+
+def _pads(plan: DevicePlan, model: str) -> bool:
+    settings = plan.settings
+    return pads_to_buckets(settings.device, source_of(settings.specs[model]), settings.stages, settings.optimise)
 
 
 def _labelled(model: ServedModel, settings: Settings) -> ServedModel:

@@ -47,6 +47,11 @@ class Batch:
     id: str = ""
 
     @property
+    def key(self) -> str:
+        """The id of the model on its device."""
+        return self.id or self.model
+
+    @property
     def last_stage(self) -> int | None:
         """The stage before which the batch ends; None if it runs to the end."""
         return None if self.stages is None else self.first_stage + self.stages

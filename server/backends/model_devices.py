@@ -33,11 +33,11 @@ class ModelDevices:
 
     def serve(self, batch: Batch, /) -> Sequence[Any]:
         """Run the batch on its model's device."""
-        return self._devices[batch.id or batch.model].serve(batch)
+        return self._devices[batch.key].serve(batch)
 
     def launch(self, batch: Batch, /) -> RunningBatch | None:
         """Start the batch; None if its model's device cannot launch."""
-        launch = getattr(self._devices[batch.id or batch.model], "launch", None)
+        launch = getattr(self._devices[batch.key], "launch", None)
         running: RunningBatch | None = None if launch is None else launch(batch)
         return running
 
@@ -79,7 +79,7 @@ class ModelDevices:
 
     def direct(self, batch: Batch) -> DirectDevice | None:
         """The device of the batch, if the event loop can hand it over; else None."""
-        device = self._devices.get(batch.id or batch.model)
+        device = self._devices.get(batch.key)
         return device if isinstance(device, DirectDevice) else None
 
     def worker_of(self, name: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from server.models.weights import is_weights_file
 from server.workers.remote_model import RemoteModel, TorchvisionModel, open_model
 from server.workers.worker import ModelWorker
 
-LoadedModel = tuple[ServedModel[Any], Any]  # with its worker; None of a model of another server
+ModelAndWorker = tuple[ServedModel[Any], Any]  # with its worker; None of a model of another server
 
 
 class ModelSource(ABC):
@@ -60,7 +60,7 @@ class ModelSource(ABC):
         """
 
     @abstractmethod
-    def load(self, name: str, weights: str, max_batch_size: int, stages: int) -> LoadedModel:
+    def load(self, name: str, weights: str, max_batch_size: int, stages: int) -> ModelAndWorker:
         """Load the model.
 
         Raises:
@@ -106,7 +106,7 @@ class TorchvisionSource(ModelSource):
         """Check that there is such a model."""
         check_torchvision_name(self.spec)
 
-    def load(self, name: str, weights: str, max_batch_size: int, stages: int) -> LoadedModel:
+    def load(self, name: str, weights: str, max_batch_size: int, stages: int) -> ModelAndWorker:
         """Load the network with its weights, in a worker."""
         worker = ModelWorker(TorchvisionModel(self.spec, weights, max_batch_size, stages))
         try:
@@ -136,7 +136,7 @@ class TensorSource(ModelSource):
             raise SpecError(f"{name} has its weights in its own file, not in {weights!r}; leave out --weights")
         self._model()
 
-    def load(self, name: str, weights: str, max_batch_size: int, stages: int) -> LoadedModel:
+    def load(self, name: str, weights: str, max_batch_size: int, stages: int) -> ModelAndWorker:
         """Describe a model of its own, which the device loads."""
         self._model()
         model, self._spare = self._spare or self._open(), None

@@ -4,6 +4,7 @@ import os
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -99,29 +100,17 @@ def test_a_message_has_the_place_of_an_array_that_both_ends_share() -> None:
     assert (found["images"][1][0] == -1).all(), "it is the same memory"
 
 
-def test_the_pages_of_free_parts_are_given_back_and_those_in_use_keep_their_bytes() -> None:
+@pytest.mark.parametrize("locked", [False, True])
+def test_the_pages_of_free_parts_are_given_back_unless_a_worker_has_locked_them(locked: bool) -> None:
     memory = SharedMemory(size=2**22)
-    held = memory.take(2**20)
+    memory.keeps_pages = locked
+    held, freed = memory.take(2**20), memory.take(2**21)
     assert held is not None
+    assert freed is not None
     held[:] = 7
-    for _ in range(2):
-        other = memory.take(2**21)
-        assert other is not None
-        other[:] = 1
-        del other
-    pages = os.fstat(memory.file).st_blocks
-    memory.release_free()
-    assert os.fstat(memory.file).st_blocks <= pages - 2**21 // 512
-    assert (held == 7).all()
-
-
-def test_pages_that_a_worker_has_locked_stay_where_they_are() -> None:
-    memory = SharedMemory(size=2**21)
-    memory.keeps_pages = True
-    held = memory.take(2**20)
-    assert held is not None
-    held[:] = 7
-    del held
+    freed[:] = 1
+    del freed
     before = os.fstat(memory.file).st_blocks
     memory.release_free()
-    assert os.fstat(memory.file).st_blocks == before > 0
+    assert os.fstat(memory.file).st_blocks == before - (0 if locked else 2**21 // 512)
+    assert (held == 7).all()
