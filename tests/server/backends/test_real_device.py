@@ -40,5 +40,7 @@ def test_with_a_driver_the_worker_that_has_asked_torch_serves_the_next_model_of_
 def test_a_worker_that_no_model_needs_is_ended() -> None:
     find_device("auto")
     (idle,) = worker._idle
+    process = psutil.Process(idle.pid)  # before another thread has waited for its end
     worker.end_idle()
-    assert psutil.Process(idle.pid).wait(10) is not None
+    process.wait(10)
+    assert not process.is_running()
