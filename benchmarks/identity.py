@@ -1,7 +1,8 @@
 """Checks that every request gets its own answer.
 
 - A network on the CPU: different images at once, compared with the answers for each alone. While they are served the
-  policy is swapped at random, so that batch sizes vary, and corrupt images are sent among them.
+  policy is swapped at random, so that batch sizes vary, and corrupt images are sent among them. Then the same while
+  the model's process is killed again and again.
 - Calls of every kind (benchmarks/support/mixed_calls.py) to two models of an emulated device, while policies are
   swapped and one of the models is loaded again and again. Some have a short time-out, and some clients close the
   connection at a random time. At the end nothing may be left: no waiting request, no byte of the memory budget.
@@ -19,7 +20,6 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle
 from pathlib import Path
@@ -66,6 +66,7 @@ class Outcome:
         error: largest difference of a logit from the answer for the image alone, over the largest logit.
         difference: smallest difference between two neighbouring images' answers, scaled likewise.
         batch_sizes: number of different batch sizes.
+        kills: number of times that the model's process was killed.
     """
 
     pictures: int
@@ -75,6 +76,7 @@ class Outcome:
     error: float
     difference: float
     batch_sizes: int
+    kills: int
 
     @property
     def is_wrong(self) -> bool:
@@ -97,13 +99,39 @@ async def _swap(session: aiohttp.ClientSession, url: str, rng: np.random.Generat
         await asyncio.sleep(0.2)
 
 
-async def _compare(base: str, model: str, images: list[bytes], corrupt: int) -> Outcome:
+async def _kill_process(session: aiohttp.ClientSession, base: str, model: str) -> bool:
+    """Kill the process of a model on the server's one device; return whether it ran."""
+    async with session.get(f"{base}/admin/devices") as response:
+        (device,) = await response.json()
+    try:
+        os.kill(device["models"][model]["pid"], signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def _kill_when_ready(session: aiohttp.ClientSession, base: str, model: str, kills: list[str]) -> None:
+    """Kill the model's process a random time after it is ready, again and again, and note each kill."""
+    rng = np.random.default_rng(5)
+    while True:
+        async with session.get(f"{base}/v2/health/ready") as response:
+            ready = response.status == 200
+        await asyncio.sleep(rng.uniform(0.2, _KILL_S) if ready else 0.2)
+        if ready and await _kill_process(session, base, model):
+            kills.append(model)
+            await asyncio.sleep(0.5)  # until the server has seen it
+
+
+async def _compare(base: str, model: str, images: list[bytes], corrupt: int, kills: bool) -> Outcome:
     infer, policy = f"{base}/v2/models/{model}/infer", f"{base}/admin/models/{model}/policy"
     rng = np.random.default_rng(2)
     connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         alone = np.array([np.frombuffer((await _infer(session, infer, p))[1], np.float32) for p in images])
-        swapping = asyncio.create_task(_swap(session, policy, rng))
+        killed: list[str] = []
+        disturbing = [asyncio.create_task(_swap(session, policy, rng))]
+        if kills:
+            disturbing.append(asyncio.create_task(_kill_when_ready(session, base, model, killed)))
         sent = [*((n, p) for n, p in enumerate(images)), *((-1, p[: len(p) // 2]) for p in images[:corrupt])]
         shuffled = [sent[i] for i in rng.permutation(len(sent))]
         at_once = asyncio.Semaphore(_AT_ONCE)
@@ -113,9 +141,10 @@ async def _compare(base: str, model: str, images: list[bytes], corrupt: int) -> 
                 return await _infer(session, infer, image)
 
         answers = await asyncio.gather(*(answer(image) for _, image in shuffled))
-        if swapping.done():
-            swapping.result()  # without swaps the batch sizes would not vary
-        swapping.cancel()
+        for task in disturbing:
+            if task.done():
+                task.result()  # without swaps the batch sizes would not vary
+            task.cancel()
         async with session.get(f"{base}/v2/models/{model}/stats") as response:
             stats = (await response.json())["model_stats"][0]
     good = [(n, body) for (n, _), (status, body) in zip(shuffled, answers, strict=True) if n >= 0 and status == 200]
@@ -129,16 +158,17 @@ async def _compare(base: str, model: str, images: list[bytes], corrupt: int) -> 
         error=float(max(errors) / largest),
         difference=float(np.abs(alone - np.roll(alone, 1, axis=0)).max(axis=1).min() / largest),
         batch_sizes=len(stats["batch_stats"]),
+        kills=len(killed),
     )
 
 
-def check(model: str, images: int, corrupt: int, *arguments: str) -> Outcome:
-    """Serve `model` on the CPU and compare."""
+def check(model: str, images: int, corrupt: int, *arguments: str, kills: bool = False) -> Outcome:
+    """Serve `model` on the CPU and compare, with `kills` while its process is killed again and again."""
     flags = ["--device", "cpu", "--weights", "random", "--queue-capacity", "4096", "--policy", "greedy", *arguments]
     rng = np.random.default_rng(1)
     with serving(model, *flags) as server:
         drawn = [synthetic_image(rng, 6, 256, "PNG", compress_level=1) for _ in range(images)]
-        return asyncio.run(_compare(server.url, model, drawn, corrupt))
+        return asyncio.run(_compare(server.url, model, drawn, corrupt, kills))
 
 
 class _MixedRun:
@@ -196,11 +226,7 @@ class _MixedRun:
     async def _kill(self, session: aiohttp.ClientSession) -> None:
         while self._left > 0:
             await asyncio.sleep(_KILL_S)
-            async with session.get("/admin/devices") as response:
-                (device,) = await response.json()
-            with suppress(ProcessLookupError):
-                os.kill(device["models"][TENSORS]["pid"], signal.SIGKILL)
-                self.kills += 1
+            self.kills += await _kill_process(session, self._server.url, TENSORS)
 
     async def _order(self, sent: Any) -> None:
         async with sent as response:
@@ -311,9 +337,10 @@ def main() -> None:
     record: dict[str, Any] = load_record(chosen.record)
     wrong = False
     if chosen.pictures and chosen.only in (None, "network"):
-        outcome = check(chosen.model, chosen.pictures, chosen.corrupt)
-        record["network"] = {"model": chosen.model, **asdict(outcome)}
-        wrong |= outcome.is_wrong
+        for name, kills in (("network", False), ("killed_network", True)):
+            outcome = check(chosen.model, chosen.pictures, chosen.corrupt, kills=kills)
+            record[name] = {"model": chosen.model, **asdict(outcome)}
+            wrong |= outcome.is_wrong
     for name, kills in (("mixed", False), ("killed", True)):
         if chosen.calls and chosen.only in (None, name):
             record[name] = check_mixed(chosen.calls, kills)
