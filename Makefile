@@ -70,6 +70,10 @@ bench-peers: $(STAMP)  ## measure beside a FastAPI server, mosec and granian (ab
 	$(BIN)/python -m benchmarks.http_servers $(if $(PEER_PYTHON),--granian-python $(PEER_PYTHON))
 	$(BIN)/python -m benchmarks.page
 
+real-models: $(STAMP)  ## measure models with real weights beside LitServe and FastAPI, in turns (hours; installs them; needs the trace)
+	$(BIN)/python -m pip install --quiet --editable ".[real-models]"
+	$(BIN)/python -m benchmarks.real_models
+
 bench-deploy: $(STAMP)  ## check deploy/ with Prometheus, the image's steps and Ray Serve (about 30 minutes; needs them and root)
 	$(BIN)/python -m benchmarks.scrape
 	$(BIN)/python -m benchmarks.container
@@ -129,4 +133,4 @@ gpu:  ## on a machine with a GPU: check and measure everything in one call of at
 gpu-page:  ## tables, figures and profiles of the records of make gpu, also of a call that was stopped (OUT=folder)
 	$$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) -m benchmarks.gpu.page $(OUT)
 
-.PHONY: help install serve test check format bench bench-live bench-peers bench-deploy stress records paper percentiles paper-batching audit gpu gpu-page
+.PHONY: help install serve test check format bench bench-live bench-peers real-models bench-deploy stress records paper percentiles paper-batching audit gpu gpu-page

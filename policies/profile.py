@@ -171,6 +171,16 @@ class Profile:
         low, high = self.lengths[i - 1], self.lengths[i]
         return times[i - 1] + (times[i] - times[i - 1]) * (length - low) / (high - low)
 
+    def time_alone(self, length: float) -> float:
+        """Return the size of a request, its service time alone, s; 0 if the profile has no lengths."""
+        return 0.0 if self.lengths is None else self.service_time(1, length)
+
+    def length_alone(self, time: float) -> float:
+        """Return the length of a request that takes a time alone, s, the inverse of `time_alone`; 0 without lengths."""
+        if self.lengths is None or self.length_service_times is None:
+            return 0.0
+        return float(np.interp(time, self.length_service_times[0], self.lengths))
+
     @property
     def power_unit(self) -> str:
         """Unit of the mean power: W, or the cost unit per second."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.adaptation.drift import DriftDetector
-from policies.adaptation.refitting import Drift
+from policies.adaptation.energy_refits import Drift
 from policies.catalog import Chosen, choose
 from policies.profile import Profile
 from policies.queue.arrivals import Instants

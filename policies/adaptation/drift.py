@@ -3,55 +3,57 @@
 The results depend on the observations only: no clock, no I/O, no randomness. The server's controller makes these calls:
 
     detector = DriftDetector(profile)
-    detector.observe_batch(size, service_time)   after each batch
+    detector.observe_batch(size, service_time, length)   after each batch
     detector.observe_energy(instant, joules)     after each reading of the energy counter
     refit = detector.refit()                     periodically: a new profile and the drifts, or None
     objective = objective.after(counts)          periodically: solve again with its factor if the level has changed
 
-**Detection.** The ratio of an observed to a predicted value should be 1. A two-sided CUSUM detector (Page, 1954)
+**Service times** are learned from every batch (learned_times.py). The learned times are compared with the profile in
+use after 16, 32, 64, ... batches, and later every 2,048. They replace it if they differ significantly, so that it
+changes a few times at first, and rarely later.
+
+**Detection.** The ratio of an observed to an expected value should be 1. A two-sided CUSUM detector (Page, 1954)
 accumulates log ratios with an allowance of 0.05, so that within 5 per cent each sum returns to 0. The last time a sum
 was 0 is the estimate of the change point. One value is clipped to 0.3 (a batch) or 0.4 (an energy window), so that a
-single outlier raises no alarm.
+single outlier raises no alarm. After an alarm by batches the service times are learned anew, from those since the
+change point.
 
-The threshold for batches is 3: about 12 batches at 1.5 times the predicted time, about 70 at 1.1 times. With noise of
+The threshold for batches is 3: about 12 batches at 1.5 times the expected time, about 70 at 1.1 times. With noise of
 variance v, a sum reaches a height h by chance about once in exp(2 x 0.05 h / v) excursions: once in e^120 at 5 per cent
 noise. For noisier service times the threshold is 200 v, once in e^20. v is half the mean square of successive
 differences, which a jump hardly affects.
 
 The threshold for energy windows is 0.4: two windows of 1.5 times the energy. Each window averages at least eight
-batches. A batch missing from one window is counted in the next, so such errors do not accumulate.
+batches. A batch missing from one window is counted in the next, so such errors do not accumulate. An alarm is a drift
+if the mean ratio since the change point differs from 1 by more than 5 per cent; otherwise the detector is reset.
 
-**Confirmation.** An alarm is a drift if the mean ratio since the change point differs from 1 by more than 5 per cent
-and by more than three standard errors; otherwise the detector is reset. Errors below 5 per cent do not justify another
-policy, because the cost is flat around its optimum.
-
-**Refit** (refitting.py): only observations after the change point are used. The first windows after a change of the
-energies are few and often determine a scale only. So the energies are fitted again once 8, 16, 32 and 64 windows have
+**Refits of energies** (energy_refits.py): only observations after the change point are used. The first windows after a
+change are few and often determine a scale only. So the energies are fitted again once 8, 16, 32 and 64 windows have
 followed the refit, each time to all of them. `better_energies` says when a new fit is accepted.
 """
 
 from collections import deque
+from dataclasses import replace
 from itertools import islice
-from math import log
+from math import exp, log
 from typing import TypeVar
 
-from policies.adaptation.refitting import (
+from policies.adaptation.energy_refits import (
     EFFECT,
     Drift,
     EnergyWindow,
-    Observation,
     Refit,
-    after_change,
     batch_energy,
     better_energies,
     energy_drift,
+    labelled,
     refit_energies,
-    refit_service_times,
-    time_drift,
 )
+from policies.adaptation.learned_times import LearnedTimes, ServedBatch
 from policies.profile import Profile
 
-_MAX_BATCHES = 1024  # kept
+_MAX_BATCHES = 256  # kept
+_FIRST_LOOK, _LAST_LOOK = 16, 2048  # batches after which the learned times are compared with those in use
 _MAX_WINDOWS = 64  # kept
 _LOOKS = (8, 16, 32, 64)  # windows since a refit of the energies with which they are fitted again
 _MIN_WINDOW = 0.25  # s, of an energy window
@@ -129,7 +131,9 @@ class DriftDetector:
         self.profile = profile
         self._idle_power = idle_power
         self.discarded_windows = 0
-        self._batches: deque[tuple[int, float]] = deque(maxlen=_MAX_BATCHES)
+        self._learned = LearnedTimes(profile)
+        self._batches: deque[ServedBatch] = deque(maxlen=_MAX_BATCHES)
+        self._next_look = _FIRST_LOOK
         self._windows: deque[EnergyWindow] = deque(maxlen=_MAX_WINDOWS)
         self._times = CusumDetector(clip=0.3, threshold=3.0, per_variance=200.0)
         self._energies = CusumDetector(clip=0.4, threshold=0.4)
@@ -138,11 +142,19 @@ class DriftDetector:
         self._counts = [0] * (profile.max_batch_size + 1)  # batches by size since `_reading`
         self._reading: tuple[float, float] | None = None  # instant, s, and J at the start of the window
 
-    def observe_batch(self, batch_size: int, service_time: float) -> None:
-        """Add a completed batch and its service time, s, above 0."""
-        self._batches.append((batch_size, service_time))
+    def observe_batch(self, batch_size: int, service_time: float, length: float | None = None) -> None:
+        """Add a completed batch.
+
+        Args:
+            batch_size: number of requests.
+            service_time: s, above 0.
+            length: of the longest request; None for a profile without lengths.
+        """
+        batch = ServedBatch(batch_size, service_time, length)
+        self._batches.append(batch)
         self._counts[batch_size] += 1
-        self._times.update(service_time / self.profile.service_times[batch_size - 1])
+        ratio = self._learned.observe(batch)
+        self._times.update(ratio * exp(self._learned.cv**2 / 2))  # the mean of its logarithm then is about 0
 
     def discard_window(self) -> None:
         """Discard the open energy window, because work other than whole batches ran, such as single stages."""
@@ -174,15 +186,30 @@ class DriftDetector:
         return Refit(self.profile, tuple(drifts)) if drifts else None
 
     def _refit_times(self) -> Drift | None:
-        if not self._times.alarm:
+        if self._times.alarm:
+            self._learned.restart(_last(self._batches, self._times.since_change))
+            self._times.reset()
+            self._next_look = self._learned.batches
+        if self._learned.batches < self._next_look:
             return None
-        recent = [Observation(*batch) for batch in _last(self._batches, self._times.since_change)]
-        batches = after_change(self.profile, recent)
+        self._next_look += min(max(self._next_look, _FIRST_LOOK), _LAST_LOOK)
+        change = self._learned.change()
+        if change is None:
+            return None
+        learned, (ratio, of_one_size) = self._learned.update(), change
         self._times.reset()
-        drift = time_drift(self.profile, batches)
-        if drift is not None:
-            self.profile = refit_service_times(self.profile, batches)
-        return drift
+        self.profile = labelled(
+            replace(
+                self.profile,
+                service_times=learned.service_times,
+                length_service_times=learned.length_service_times,
+                stage_service_times=learned.stage_service_times,
+                cvs=learned.cvs,
+            ),
+            "service times",
+            self._learned.batches,
+        )
+        return Drift("service times", ratio, self._learned.batches, of_one_size)
 
     def _refit_energies(self) -> Drift | None:
         if not self._energies.alarm:

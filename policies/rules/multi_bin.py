@@ -17,7 +17,7 @@ its kind. A waiting request keeps its kind when the edges move.
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -70,6 +70,12 @@ class Bins:
         fixed = Bins(self.bins, self._find_edges, self.pooled)
         fixed.edges, fixed._sizes = self._find_edges(sizes), None
         return fixed
+
+    def rescale(self, convert: Callable[[float], float]) -> None:
+        """Convert all sizes and edges, s, since the service times of the same requests have changed."""
+        self.edges = [convert(edge) for edge in self.edges]
+        if self._sizes is not None:
+            self._sizes = deque(map(convert, self._sizes), maxlen=_WINDOW)
 
     def learn(self, size: float) -> None:
         """Record the size, s, of an arriving request; recompute the edges from time to time."""

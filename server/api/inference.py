@@ -166,12 +166,12 @@ class Inference:
         del inputs
         context.memory.end_pending()
         context.queued = monotonic()
-        predictor = model.size_predictor
-        sizes = () if predictor is None else [predictor.predict(sample) for sample in samples]
-        shapes = [model.codec.shape_of(sample) for sample in samples] if model.codec.varies_in_shape else ()
+        codec = model.codec
+        lengths = [codec.length_of(sample) for sample in samples] if codec.lengths else ()
+        shapes = [codec.shape_of(sample) for sample in samples] if codec.varies_in_shape else ()
         timeout = context.remaining_timeout()
         # no variable has the future: its exception refers to this frame, which would keep the samples
-        answers = await context.wait_for(self.fleet.submit(model.name, samples, timeout, sizes, shapes, model.id))
+        answers = await context.wait_for(self.fleet.submit(model.name, samples, timeout, lengths, shapes, model.id))
         context.waiting = max([answer.waiting for answer in answers])
         context.service = max([answer.service for answer in answers])
         context.device = answers[-1].device

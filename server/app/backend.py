@@ -287,8 +287,7 @@ def _ready(
     profile = warm_up_and_fit(
         executor, model, profile if batches else profile.truncated(1), every_size, _pads(plan, model.name)
     )
-    predictor = model.codec.make_size_predictor(profile)
-    return replace(_labelled(model, settings), size_predictor=predictor), profile
+    return _labelled(model, settings), profile
 
 
 def _pads(plan: DevicePlan, model: str) -> bool:

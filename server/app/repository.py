@@ -94,9 +94,6 @@ class Repository:
             return
         inference = self._inference
         dispatcher.set_policy(model, replace(chosen, promised=before.promised))
-        served = inference.models[model]
-        predictor = served.codec.make_size_predictor(profile)
-        inference.models[model] = replace(served, size_predictor=predictor)
         inference.metrics.policy(model, dispatcher.device, chosen.name, chosen.spec)
         inference.metrics.adapted(model, "measured")
         _log.info("%s: the profile is measured; policy %s is set", model, chosen.spec)

@@ -3,13 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Protocol
+from typing import Any, ClassVar, Generic
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import TypeVar
 
-from policies.profile import Profile
 from server.models.form import Form
 from server.models.signature import Signature, Tensor
 
@@ -50,14 +49,6 @@ class Inputs:
     runs_user_code: bool = False
 
 
-class SizePredictor(Protocol):
-    """Predicts the service time of a sample that is served alone."""
-
-    def predict(self, sample: Any, /) -> float:
-        """The predicted service time, s."""
-        ...
-
-
 class Codec(ABC):
     """Reads the inputs and renders the outputs of one kind of model. Stateless, hence thread-safe.
 
@@ -80,6 +71,10 @@ class Codec(ABC):
     def lengths(self) -> tuple[int, ...]:
         """Sample lengths at which a profile measures service times, ascending; empty if length does not matter."""
         return ()
+
+    def length_of(self, _sample: Any) -> int:
+        """The length of a sample of a model with `lengths`."""
+        raise NotImplementedError
 
     @property
     def synthetic_length_note(self) -> str:
@@ -159,10 +154,6 @@ class Codec(ABC):
         """Return an output for a sample without computing it, which depends only on that sample."""
         raise NotImplementedError
 
-    def make_size_predictor(self, _profile: Profile) -> SizePredictor | None:
-        """Make a predictor of service times from a profile; None if they do not differ between samples."""
-        return None
-
     @abstractmethod
     def form(self) -> Form:
         """How POST /predict takes a sample, for the dashboard."""
@@ -204,7 +195,6 @@ class ServedModel(Generic[Codec_co]):
         weights: "pretrained", "random", "emulated", or the name of the weights' file or folder.
         max_batch_size: the largest batch.
         platform: the framework that runs it, for the protocol's documents.
-        size_predictor: predicts service times of requests; None if they do not differ.
         id: under which its device has it, the name, or another one after each load while the server serves.
         signature: its inputs and outputs.
         output_bytes: memory of the outputs of one sample, as far as their shapes do not vary.
@@ -216,7 +206,6 @@ class ServedModel(Generic[Codec_co]):
     weights: str
     max_batch_size: int
     platform: str = "pytorch"
-    size_predictor: SizePredictor | None = None
     id: str = ""
     signature: Signature = field(init=False)
     output_bytes: int = field(init=False)

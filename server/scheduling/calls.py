@@ -19,7 +19,7 @@ class Sample:
     Attributes:
         call: the call that it belongs to, until that is answered.
         input: as the model's codec made it; None once it was served.
-        size: predicted service time when served alone, s; 0 where requests do not differ.
+        length: by which the service time differs; 0 where requests do not differ.
         shape: only samples of equal shapes share a batch; empty where the shapes do not differ.
         data: input of its next stage.
         output: as the model's codec renders it; None until it was served.
@@ -33,7 +33,7 @@ class Sample:
 
     call: "Call"
     input: Any
-    size: float = 0.0
+    length: float = 0.0
     shape: str = ""
     data: Any = None
     output: Any = None
@@ -72,7 +72,7 @@ class Call:
         future: "asyncio.Future[list[Sample]]",
         model: str,
         inputs: Sequence[Any],
-        sizes: Sequence[float] = (),
+        lengths: Sequence[float] = (),
         shapes: Sequence[str] = (),
         *,
         arrival: float,
@@ -81,13 +81,13 @@ class Call:
         span: Any = None,
         id: str = "",
     ) -> None:
-        """`sizes` and `shapes` are those of the samples; empty where requests do not differ."""
+        """`lengths` and `shapes` are those of the samples; empty where requests do not differ."""
         self.future = future
         self.model = model
         self.samples = [Sample(self, sample) for sample in inputs]
-        if sizes:
-            for sample, size in zip(self.samples, sizes, strict=True):
-                sample.size = size
+        if lengths:
+            for sample, length in zip(self.samples, lengths, strict=True):
+                sample.length = length
         if shapes:
             for sample, shape in zip(self.samples, shapes, strict=True):
                 sample.shape = shape
@@ -110,10 +110,11 @@ class Call:
         deadline, stages = self.arrival + chosen.slo, chosen.profile.stages
         for sample in self.samples:
             if sample.output is None:
-                kind = chosen.arriving(self.model, sample.size, sample.shape)
+                size = chosen.profile.time_alone(sample.length)
+                kind = chosen.arriving(self.model, size, sample.shape)
                 sample.data, sample.energy = sample.input, None
                 self.requests.append(
-                    Request(next(ids), self.arrival, kind, deadline, self.expires, sample.size, stages, sample)
+                    Request(next(ids), self.arrival, kind, deadline, self.expires, size, stages, sample)
                 )
         return self.requests
 

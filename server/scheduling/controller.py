@@ -89,16 +89,26 @@ class Controller:
         self._reading: asyncio.Task[None] | None = None
         metrics.observe_responses(dispatcher.device, self.answered)
 
-    def served(self, model: str, batch_size: int, service_time: float) -> None:
-        """Evaluate a served batch by its service time, s, as profiles measure it."""
+    def served(self, model: str, batch_size: int, service_time: float, longest: float = 0.0) -> None:
+        """Evaluate a served batch.
+
+        Args:
+            model: of the batch.
+            batch_size: number of requests.
+            service_time: s, as profiles measure it.
+            longest: length of its longest request; 0 where requests do not differ.
+        """
         monitored = self._state(model)
         monitored.served.batches += 1
-        launched_before = batch_size > monitored.drift.profile.max_batch_size  # the maximum was reduced
-        if launched_before or monitored.current.profile.varies_by_length:  # so that its time is no evidence of drift
+        by_length = monitored.current.profile.varies_by_length
+        if batch_size > monitored.drift.profile.max_batch_size:  # launched before the maximum was reduced
             monitored.drift.discard_window()
         else:
-            monitored.drift.observe_batch(batch_size, service_time)
-        self._read_meter(monitored)
+            monitored.drift.observe_batch(batch_size, service_time, longest if by_length else None)
+        if by_length:
+            monitored.drift.discard_window()  # energies are known by size alone
+        else:
+            self._read_meter(monitored)
         if monitored.solving is not None:
             return
         if self._solve_for_sizes(model, monitored):
@@ -225,7 +235,12 @@ class Controller:
     def _solve(self, model: str, profile: Profile, kind: str, reason: str, sizes: Sequence[float] = ()) -> None:
         """Start solving; `sizes` are those of requests, s, empty where they have not changed."""
         monitored = self._monitored[model]
-        configured = replace(monitored.configured, solved_sizes=tuple(sizes)) if sizes else monitored.configured
+        before, configured = monitored.current.profile, monitored.configured
+        if profile.varies_by_length and configured.solved_sizes:
+            rescaled = [profile.time_alone(before.length_alone(size)) for size in configured.solved_sizes]
+            configured = replace(configured, solved_sizes=tuple(rescaled))
+        if sizes:
+            configured = replace(configured, solved_sizes=tuple(sizes))
         swap = self._swap(model, monitored, configured, profile, kind, reason)
         monitored.solving = asyncio.get_running_loop().create_task(swap)
 
@@ -246,6 +261,9 @@ class Controller:
             monitored.solving = None
         if self._dispatcher.chosen[model] is not monitored.current:
             return  # an operator set another policy meanwhile
+        if chosen.bins is not None and profile.varies_by_length and profile is not monitored.current.profile:
+            before = monitored.current.profile
+            chosen.bins.rescale(lambda size: profile.time_alone(before.length_alone(size)))
         monitored.configured = configured
         monitored.current = self._dispatcher.set_policy(model, chosen)
         monitored.served = ResponseCounts()

@@ -67,8 +67,8 @@ class Dispatcher:
     Attributes:
         chosen: by model, the current policy, its profile, and its spec.
         tracing: links the spans of calls and batches; None: nothing is traced.
-        on_served: called after each whole batch, with model, size, and time to the launch of the next batch, s, or
-            service time if the device began none.
+        on_served: called after each whole batch, with model, size, time to the launch of the next batch, s, or service
+            time if the device began none, and the length of the longest request, 0 where requests do not differ.
         on_unprofiled_work: called in its place with a model that ran single stages, a failed attempt, or beside other
             work, whose times or energy the profile does not predict.
         on_batch_size_reduced: called with a model whose maximum batch size was reduced, and its policy before.
@@ -82,7 +82,7 @@ class Dispatcher:
     """
 
     tracing: "Tracing | None" = None
-    on_served: Callable[[str, int, float], None] | None = None
+    on_served: Callable[[str, int, float, float], None] | None = None
     on_unprofiled_work: Callable[[str], None] | None = None
     on_batch_size_reduced: Callable[[str, Chosen], None] | None = None
     on_broken: Callable[[Sequence[Call], ServerError], None] = staticmethod(fail_all)
@@ -135,7 +135,7 @@ class Dispatcher:
         model: str,
         inputs: Sequence[Any],
         timeout: float = inf,
-        sizes: Sequence[float] = (),
+        lengths: Sequence[float] = (),
         shapes: Sequence[str] = (),
         id: str = "",
     ) -> "asyncio.Future[list[Sample]]":
@@ -145,7 +145,7 @@ class Dispatcher:
             model: one of `chosen`.
             inputs: decoded samples, as the model's codec made them; at least one.
             timeout: remaining timeout of the client, s.
-            sizes: predicted service time of each sample when served alone, s; empty where requests do not differ.
+            lengths: length of each sample, by which its service time differs; empty where requests do not differ.
             shapes: shape of each sample, with which it shares a batch; empty where they do not differ.
             id: of the model whose codec made the inputs; empty if that is its name.
 
@@ -165,7 +165,7 @@ class Dispatcher:
             future,
             model,
             inputs,
-            sizes,
+            lengths,
             shapes,
             arrival=now,
             expires=now + timeout,
@@ -272,7 +272,9 @@ class Dispatcher:
         self._on_change()
 
     def _kind_of(self, request: Request) -> Kind:
+        """The kind of a queued request by the present policy; its size becomes that of the present profile."""
         model, loaded = request.kind.model, request.payload.call.id
+        request.size = self.chosen[model].profile.time_alone(request.payload.length)
         kind = self.chosen[model].kind(model, request.size, request.kind.shape)
         return kind if loaded == self._loaded[model] else kind._replace(retired=loaded)
 
@@ -618,7 +620,8 @@ class Dispatcher:
         if self.shared or not batch.whole or batch.launch.requests[0].kind.retired:
             self._report(self.on_unprofiled_work, batch.model)
         elif self.on_served is not None:
-            self._report(self.on_served, batch.model, batch.size, batch.cycle)
+            longest = max([request.payload.length for request in batch.launch.requests])
+            self._report(self.on_served, batch.model, batch.size, batch.cycle, longest)
 
     def _report(self, observer: Callable[..., None] | None, *work: Any) -> None:
         """Report work of the device to the controller."""

@@ -54,12 +54,12 @@ class Fleet:
         model: str,
         inputs: Sequence[Any],
         timeout: float = inf,
-        sizes: Sequence[float] = (),
+        lengths: Sequence[float] = (),
         shapes: Sequence[str] = (),
         id: str = "",
     ) -> "asyncio.Future[list[Sample]]":
         """Call `Dispatcher.submit` for the device with the least expected response time."""
-        return self._route(model, len(inputs)).submit(model, inputs, timeout, sizes, shapes, id)
+        return self._route(model, len(inputs)).submit(model, inputs, timeout, lengths, shapes, id)
 
     def check_loaded(self, model: str) -> None:
         """Check that a model is not unloaded, before a call of it begins.

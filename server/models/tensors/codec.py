@@ -15,16 +15,14 @@ from numpy.typing import NDArray
 
 from batchwright.model import Model
 from batchwright.model import Tensor as TensorType
-from policies.profile import Profile
 from policies.sample_file import checked_array
 from policies.types import SpecError
 from server.errors import BadInputError, ModelError, one_line, quote
 from server.json_body import parse_object
 from server.models.form import MAX_EXAMPLE, Form, FormField
-from server.models.model import Codec, Inputs, SizePredictor
+from server.models.model import Codec, Inputs
 from server.models.signature import DTYPES, RAW, Signature, Tensor, TensorSpec
 from server.models.tensors.data import as_array, from_binary, from_json, to_lists
-from server.models.tensors.size_predictor import LengthPredictor
 
 Sample = Mapping[str, NDArray[Any]]  # one sample: array by input name, without the batch dimension
 
@@ -142,10 +140,6 @@ class TensorCodec(Codec):
         """The length of a sample of a model with lengths."""
         name, axis = next(iter(self._axes.items()))
         return int(sample[name].shape[axis])
-
-    def make_size_predictor(self, profile: Profile) -> SizePredictor | None:
-        """Predict by the profile and the length; None if the model or the profile has no lengths."""
-        return LengthPredictor(self.length_of, profile) if self.lengths and profile.varies_by_length else None
 
     def metadata_parameters(self) -> dict[str, Any]:
         """The largest length."""

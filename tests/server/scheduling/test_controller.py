@@ -75,6 +75,24 @@ class ChangingExecutor(FakeExecutor):
         return await super()._run(batch)
 
 
+LINES = Profile("lines", (0.05, 0.06), lengths=(1, 1000), length_service_times=((0.001, 1.0), (0.0011, 1.1)))
+SLOWER_LINES = replace(LINES, length_service_times=((0.0005, 0.5), (0.001, 1.0)))
+
+
+class PaddingExecutor(ChangingExecutor):
+    """Serves a batch in the time of its longest input by profiles with lengths; the inputs are lengths."""
+
+    def __init__(self, before: Profile, after: Profile, at: float) -> None:
+        super().__init__(before, after, at)
+        self.assumed = LINES
+
+    async def _serve(self, batch: Batch) -> Completion:
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        await asyncio.sleep(self._profile.service_time(len(batch.inputs), max(batch.inputs)))
+        return Completion(list(batch.inputs), start, loop.time())
+
+
 @dataclass(frozen=True)
 class Seen:
     """Policy and metrics after a run."""
@@ -96,7 +114,7 @@ def serve(
     meter: EnergyMeter | None = None,
     overhead: float = 0.0,
     duration: float = 30.0,
-    sizes: Sequence[float] = (),
+    lengths: Sequence[float] = (),
 ) -> Seen:
     """Serve Poisson arrivals with a controller.
 
@@ -108,7 +126,7 @@ def serve(
         meter: energy counter; None: that of the device.
         overhead: time that HTTP adds to each response, s.
         duration: s.
-        sizes: of the requests, s, which are repeated; empty where they do not differ.
+        lengths: of the requests, which are repeated; empty where they do not differ.
     """
     loop = virtual_loop()
     instants = poisson(rate, duration, np.random.default_rng(3)).tolist()
@@ -127,7 +145,8 @@ def serve(
 
         async def call(number: int) -> None:
             began = loop.time()
-            await dispatcher.submit("m", [0.0], sizes=[sizes[number % len(sizes)]] if sizes else ())
+            length = lengths[number % len(lengths)] if lengths else 0.0
+            await dispatcher.submit("m", [length], lengths=[length] if lengths else ())
             await asyncio.sleep(overhead)
             response = loop.time() - began
             responses.append(response)
@@ -382,7 +401,7 @@ def test_recovered_batches_are_reported() -> None:
     reported: list[int] = []
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
-        dispatcher.on_served = lambda model, size, service: reported.append(size)
+        dispatcher.on_served = lambda model, size, service, longest: reported.append(size)
         await asyncio.gather(*(dispatcher.submit("m", [x]) for x in (1.0, 1.0, -1.0, 1.0)), return_exceptions=True)
         await asyncio.sleep(1.0)
 
@@ -522,7 +541,7 @@ def test_batches_that_a_standby_launch_follows_count_with_the_time_to_it() -> No
 
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         executor.handover = 0.002
-        dispatcher.on_served = lambda model, size, seconds: times.append(seconds)
+        dispatcher.on_served = lambda model, size, seconds, longest: times.append(seconds)
         await asyncio.gather(*(dispatcher.submit("m", [float(n)]) for n in range(3)))
         await asyncio.sleep(0.1)
 
@@ -531,22 +550,31 @@ def test_batches_that_a_standby_launch_follows_count_with_the_time_to_it() -> No
 
 
 def test_bins_are_decided_together_once_sizes_are_known() -> None:
-    executor = ChangingExecutor(P4, P4, inf)
-    executor.assumed = P4.truncated(2)
-    seen = serve(executor, "smdp-bins:2", 20.0, sizes=np.random.default_rng(0).uniform(0.01, 0.05, 600).tolist())
+    lengths = np.random.default_rng(0).uniform(10, 50, 600).tolist()
+    seen = serve(PaddingExecutor(LINES, LINES, inf), "smdp-bins:2", 20.0, lengths=lengths)
     assert seen.changes("sizes") == 1
-    assert len(seen.chosen.solved_sizes) == 256
+    assert len(seen.chosen.solved_sizes) >= 256
     assert isinstance(getattr(seen.chosen.policy, "inner", None), SmdpBins)
 
 
 def test_the_bins_are_solved_again_when_the_sizes_change() -> None:
-    executor = ChangingExecutor(P4, P4, inf)
-    executor.assumed = P4.truncated(2)
     rng = np.random.default_rng(0)
-    sizes = [*rng.uniform(0.01, 0.05, 300), *rng.uniform(0.05, 0.2, 2000)]
-    seen = serve(executor, "smdp-bins:2", 25.0, sizes=[float(size) for size in sizes], duration=60.0)
+    lengths = [*rng.uniform(10, 50, 300).tolist(), *rng.uniform(50, 200, 2000).tolist()]
+    seen = serve(PaddingExecutor(LINES, LINES, inf), "smdp-bins:2", 25.0, lengths=lengths, duration=60.0)
     assert seen.changes("sizes") >= 2
     assert np.mean(seen.chosen.solved_sizes) > 0.06
+
+
+def test_the_cost_of_padded_batches_is_learned_and_their_sizes_follow() -> None:
+    lengths = np.random.default_rng(0).uniform(10, 200, 1000).tolist()
+    executor = PaddingExecutor(SLOWER_LINES, SLOWER_LINES, inf)
+    seen = serve(executor, "multi-bin:2,inner=greedy", 8.0, lengths=lengths, duration=60.0)
+    assert seen.changes("drift") >= 1
+    for length in (100, 200):
+        truth = SLOWER_LINES.service_time(2, length)
+        assert seen.chosen.profile.service_time(2, length) == pytest.approx(truth, rel=0.1)
+    assert seen.chosen.bins is not None
+    assert 0.02 < seen.chosen.bins.edges[0] < 0.08, "in the times of the learned profile, half of those at the start"
 
 
 def test_sizes_are_solved_for_although_only_single_stages_run() -> None:

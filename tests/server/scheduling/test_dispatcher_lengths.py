@@ -42,14 +42,10 @@ def launched(executor: FakeExecutor) -> list[list[int]]:
     return [batch for _, _, batch in executor.log]
 
 
-def sizes_of(lengths: list[int]) -> list[float]:
-    return [0.001 * length for length in lengths]
-
-
 def test_samples_of_different_bins_share_no_batch() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         lengths = [4, 40, 50, 5]
-        answers = await dispatcher.submit("m", lengths, sizes=sizes_of(lengths))
+        answers = await dispatcher.submit("m", lengths, lengths=lengths)
         assert launched(executor) == [[40, 50], [4, 5]], "the batch that was formed first is served first"
         assert [answer.output for answer in answers] == lengths
 
@@ -58,16 +54,30 @@ def test_samples_of_different_bins_share_no_batch() -> None:
 
 def test_waiting_requests_get_the_bins_of_a_new_policy() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
-        calls = [dispatcher.submit("m", [4, 40, 5], sizes=sizes_of([4, 40, 5]))]
+        calls = [dispatcher.submit("m", [4, 40, 5], lengths=[4, 40, 5])]
         await settle()
         dispatcher.set_policy("m", two_bins())
         await settle()
-        calls.append(dispatcher.submit("m", [50, 6, 60], sizes=sizes_of([50, 6, 60])))
+        calls.append(dispatcher.submit("m", [50, 6, 60], lengths=[50, 6, 60]))
         await asyncio.sleep(1.0)
         assert launched(executor) == [[4, 5], [40, 50]], "6 and 60 wait for another request of their bin"
         dispatcher.set_policy("m", choose("greedy", PROFILE))
         await asyncio.gather(*calls)
         assert launched(executor)[2:] == [[6, 60]]
+
+    run_scenario(scenario, {"m": choose("static:4,max_wait_ms=inf", PROFILE)}, Padding())
+
+
+def test_waiting_requests_get_the_sizes_of_a_new_profile() -> None:
+    slower = replace(PROFILE, length_service_times=((0.002, 0.200),) * 4)
+
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
+        call = dispatcher.submit("m", [40], lengths=[40])
+        await settle()
+        dispatcher.set_policy("m", choose("static:4,max_wait_ms=inf", slower))
+        (request,) = dispatcher._batcher.state(0.0).waiting
+        assert request.size == pytest.approx(0.080)
+        call.cancel()
 
     run_scenario(scenario, {"m": choose("static:4,max_wait_ms=inf", PROFILE)}, Padding())
 
@@ -101,7 +111,7 @@ def goodput(spec: str, profile: Profile, executor: FakeExecutor, sample: Callabl
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> int:
         async def ask(length: int) -> bool:
             try:
-                await dispatcher.submit("m", [sample(length)], 0.5, [0.001 * length])
+                await dispatcher.submit("m", [sample(length)], 0.5, [length])
             except ServerError:
                 return False
             return True
@@ -129,7 +139,7 @@ def test_each_request_is_counted_once_however_the_lengths_are_batched(spec: str)
         rng = np.random.default_rng(1)
         calls = []
         for length in rng.integers(1, 30, 100).tolist():
-            calls.append(dispatcher.submit("m", [length], sizes=[0.001 * length]))
+            calls.append(dispatcher.submit("m", [length], lengths=[length]))
             await asyncio.sleep(0.006)
         await asyncio.gather(*calls)
         await settle()

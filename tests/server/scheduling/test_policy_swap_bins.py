@@ -5,24 +5,25 @@ import asyncio
 import pytest
 
 from policies.catalog import choose
-from policies.profile import load_profile
+from policies.profile import Profile, load_profile
 from server.scheduling.dispatcher import Dispatcher
 from tests.support.fakes import FakeExecutor, run_scenario
 
 PROFILE = load_profile("googlenet-tesla-p4-x10")
+LINES = Profile("lines", (0.05,) * 4, lengths=(1, 100), length_service_times=((0.001, 0.1),) * 4)
 
 
 def test_bins_learn_from_each_arrival_once() -> None:
-    chosen = choose("multi-bin:2,max_wait_ms=inf", PROFILE)
+    chosen = choose("multi-bin:2,max_wait_ms=inf", LINES)
 
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         assert chosen.bins is not None
         for n in range(20):
-            dispatcher.submit("m", [n], sizes=[0.001 * n])
+            dispatcher.submit("m", [n], lengths=[n])
         dispatcher.set_policy("m", chosen)
         assert list(chosen.bins.edges) == []
         for n in range(20, 32):
-            dispatcher.submit("m", [n], sizes=[0.001 * n])
+            dispatcher.submit("m", [n], lengths=[n])
         assert len(chosen.bins.edges) == 1
 
     run_scenario(scenario, {"m": chosen})

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from batchwright import Model, Tensor
-from policies.profile import Profile
 from server.api.open_inference.protocol import parse_infer
 from server.errors import BadInputError, ModelError
 from server.models.tensors.codec import TensorCodec, check_sample
@@ -294,15 +293,6 @@ def test_given_samples_of_a_padded_model_are_cut_or_repeated() -> None:
     assert short["x"].tolist() == [[0, 1, 2, 0], [3, 4, 5, 3]]
     assert long["x"].tolist() == [[0, 1, 2, 3], [9, 10, 11, 12]]
     assert codec.synthetic_samples(1, rng)[0]["x"].shape == (2, 6)
-
-
-def test_the_size_of_a_request_is_the_profiles_service_time_at_its_length() -> None:
-    profile = Profile("p", (1.0,), lengths=(4, 20), length_service_times=((0.4, 2.0),))
-    predictor = TensorCodec(Padded()).make_size_predictor(profile)
-    assert predictor is not None
-    assert [predictor.predict(padded_sample(n)) for n in (4, 12, 20)] == pytest.approx([0.4, 1.2, 2.0])
-    assert TensorCodec(Padded()).make_size_predictor(profile.without_lengths()) is None
-    assert TensorCodec(Two()).make_size_predictor(profile) is None
 
 
 def test_a_sample_over_the_largest_length_is_rejected_in_every_form() -> None:

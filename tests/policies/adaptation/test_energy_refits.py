@@ -1,4 +1,4 @@
-"""Refits: exact from exact observations, and conservative from others."""
+"""Refits of energies: exact from exact observations, and conservative from others."""
 
 from dataclasses import replace
 
@@ -7,14 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.adaptation.refitting import (
-    EnergyWindow,
-    Observation,
-    after_change,
-    better_energies,
-    refit_energies,
-    refit_service_times,
-)
+from policies.adaptation.energy_refits import EnergyWindow, better_energies, refit_energies
 from policies.profile import Profile
 
 SIZES = range(1, 9)
@@ -33,55 +26,6 @@ def windows(zeta: list[float], idle: float = 0.0, mixes: tuple[dict[int, int], .
     lengths = np.linspace(0.5, 1.5, len(mixes)).tolist()
     spent = [sum(n * zeta[size - 1] for size, n in mix.items()) for mix in mixes]
     return [EnergyWindow(m, t, idle * t + e) for m, t, e in zip(mixes, lengths, spent, strict=True)]
-
-
-@given(st.lists(st.floats(0.8, 1.5), min_size=8, max_size=8))
-def test_two_exact_observations_of_every_size_are_reproduced(factors: list[float]) -> None:
-    truth = [f * t for f, t in zip(factors, OLD.service_times, strict=True)]
-    fitted = refit_service_times(OLD, [Observation(b, truth[b - 1]) for b in SIZES for _ in range(2)])
-    assert fitted.service_times == pytest.approx(truth)
-
-
-@given(st.lists(st.tuples(st.sampled_from(SIZES), st.floats(0.1, 10.0)), min_size=1, max_size=30))
-def test_refitted_times_lie_within_what_was_observed(seen: list[tuple[int, float]]) -> None:
-    fitted = refit_service_times(OLD, [Observation(b, f * OLD.service_time(b)) for b, f in seen])
-    factors = np.array(fitted.service_times) / np.array(OLD.service_times)
-    assert min(f for _, f in seen) * (1 - 1e-9) <= factors.min()
-    assert factors.max() <= max(f for _, f in seen) * (1 + 1e-9)
-
-
-def test_sizes_without_observations_get_the_mean_of_all() -> None:
-    fitted = refit_service_times(OLD, [Observation(4, 1.5 * OLD.service_time(4))] * 5)
-    assert fitted.service_times == pytest.approx([1.5 * t for t in OLD.service_times])
-
-
-def test_a_noisy_size_is_shrunk_towards_the_others() -> None:
-    noise = np.random.default_rng(0).normal(1.0, 0.2, 200).tolist()
-    seen = [Observation(4, f * OLD.service_time(4)) for f in noise] + [Observation(8, 1.4 * OLD.service_time(8))]
-    assert refit_service_times(OLD, seen).service_time(8) < 1.1 * OLD.service_time(8)
-
-
-def test_an_outlier_is_clipped_at_twice_the_median() -> None:
-    seen = [Observation(4, OLD.service_time(4))] * 9 + [Observation(4, 1000.0)]
-    assert refit_service_times(OLD, seen).service_time(4) == pytest.approx(1.1 * OLD.service_time(4))
-
-
-@given(st.integers(0, 200), st.integers(8, 200), st.sampled_from([0.5, 1.5]))
-def test_the_change_point_is_found_exactly(before: int, since: int, jump: float) -> None:
-    seen = [Observation(4, f * OLD.service_time(4)) for f in [1.0] * before + [jump] * since]
-    assert len(after_change(OLD, seen)) == since
-
-
-def test_noise_has_no_change_point() -> None:
-    noise = np.random.default_rng(0).normal(1.0, 0.05, 200).tolist()
-    seen = [Observation(4, f * OLD.service_time(4)) for f in noise]
-    assert after_change(OLD, seen) == seen
-
-
-def test_stage_times_are_scaled_with_the_service_time() -> None:
-    fitted = refit_service_times(OLD, [Observation(4, 1.5 * OLD.service_time(4))] * 5)
-    assert fitted.stage_service_times is not None
-    assert fitted.stage_service_times[3] == pytest.approx((0.003, 0.009))
 
 
 @given(st.floats(0.1, 10.0))
@@ -145,7 +89,6 @@ def test_total_energies_keep_the_idle_energy() -> None:
 
 
 def test_name_and_note_mention_a_refit_once() -> None:
-    seen = [Observation(4, 0.01)] * 5
-    again = refit_service_times(refit_energies(refit_service_times(OLD, seen), windows([0.1] * 8))[0], seen[:3])
+    again = refit_energies(refit_energies(OLD, windows([0.1] * 8))[0], windows([0.2] * 8))[0]
     assert again.name == "device (refitted)"
-    assert again.note == "a device; energies refitted from 38 batches; service times refitted from 3 batches"
+    assert again.note == "a device; energies refitted from 38 batches"

@@ -1,39 +1,20 @@
-"""Refits of a profile from observed batches and energy windows, and the tests whether it has drifted.
-
-Service times are multiplied, by batch size, by a shrinkage estimate of the ratio of observed to predicted times. The
-mean ratio of a size is shrunk towards the mean of all, with weights by the noise of the size's mean and a variance
-between sizes of (5 per cent)^2. Sizes without observations get the mean of all. Ratios are clipped to between half and
-twice the median. Energies: see `refit_energies`.
-"""
+"""Refits of a profile's energies from energy windows, and the tests whether they have drifted."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf, sqrt
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import scipy
-from numpy.typing import NDArray
 
 from policies.profile import Profile
 
 Quantity = Literal["service times", "energies"]
 
 EFFECT = 0.05  # relative error of a prediction up to which it is not corrected
-_CONFIDENCE = 3.0  # standard errors
-_FEWEST = 8  # batches after a change point
-_ROUNDING = 1e-12  # mean square of ratios up to which they are equal
-_OUTLIER = 2.0  # times the median ratio
 _GAIN = 4.0  # factor by which an affine fit, or a later fit, must reduce the sum of squares
 _MISFIT = 0.005  # root mean square error of a scaling, relative to the energy, up to which it is kept
 _REFITTED = " (refitted)"
-
-
-class Observation(NamedTuple):
-    """Size and service time (s) of one batch."""
-
-    batch_size: int
-    service_time: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +64,6 @@ class Refit:
     drifts: tuple[Drift, ...]
 
 
-def time_drift(profile: Profile, batches: Sequence[Observation]) -> Drift | None:
-    """Return the drift of the service times; None unless above 5 per cent and three standard errors."""
-    _, ratios = _ratios(profile, batches)
-    ratio = float(ratios.mean())
-    error = float(ratios.std(ddof=1)) / sqrt(len(ratios)) if len(ratios) > 1 else inf
-    return Drift("service times", ratio, len(ratios)) if abs(ratio - 1.0) > max(EFFECT, _CONFIDENCE * error) else None
-
-
 def energy_drift(profile: Profile, windows: Sequence[EnergyWindow], idle_power: float = 0.0) -> Drift | None:
     """Return the drift of the energies; None unless above 5 per cent and the energy of one batch at the edges."""
     predicted = sum(idle_power * window.elapsed + batch_energy(profile, window) for window in windows)
@@ -98,63 +71,10 @@ def energy_drift(profile: Profile, windows: Sequence[EnergyWindow], idle_power: 
     return Drift("energies", ratio, batches) if abs(ratio - 1.0) > max(EFFECT, 1.0 / batches) else None
 
 
-def after_change(profile: Profile, batches: Sequence[Observation]) -> Sequence[Observation]:
-    """Return the batches after the change point, if two means halve the sum of squares of one; else all of them.
-
-    The CUSUM estimate of the change point may be a few batches early because of noise, which would bias the refit.
-    """
-    _, ratios = _ratios(profile, batches)
-    if len(ratios) <= _FEWEST:
-        return batches
-    values = ratios - ratios.mean()
-    n, cuts = len(values), np.arange(1, len(values) - _FEWEST + 1)
-    sums, total = np.cumsum(values)[: len(cuts)], float(values @ values)
-    residual = total - sums**2 * (1.0 / cuts + 1.0 / (n - cuts))  # squares of both parts, as the values sum to 0
-    best = int(np.argmin(residual))
-    return batches[cuts[best] :] if total > _ROUNDING * n and residual[best] < 0.5 * total else batches
-
-
-def _ratios(profile: Profile, batches: Sequence[Observation]) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-    """Return indices into the profile and clipped ratios of observed over predicted service times."""
-    index = np.array([batch.batch_size for batch in batches], dtype=np.intp) - 1
-    ratios = np.array([batch.service_time for batch in batches]) / np.array(profile.service_times)[index]
-    middle = float(np.median(ratios))
-    return index, np.clip(ratios, middle / _OUTLIER, middle * _OUTLIER)
-
-
 def batch_energy(profile: Profile, window: EnergyWindow) -> float:
     """Return the predicted energy of the batches of a window, J; 0 if the profile has no energies."""
     energies = profile.energies
     return 0.0 if energies is None else sum(count * energies[size - 1] for size, count in window.batches.items())
-
-
-def refit_service_times(profile: Profile, batches: Sequence[Observation]) -> Profile:
-    """Refit the service times to these batches; stage times are scaled in proportion.
-
-    Noise-free observations of every size, with at least two of one size, are reproduced exactly.
-
-    Args:
-        profile: the current profile.
-        batches: at least one, all after the change point.
-    """
-    index, ratios = _ratios(profile, batches)
-    sizes = profile.max_batch_size
-    counts = np.bincount(index, minlength=sizes)
-    means = np.bincount(index, ratios, sizes) / np.maximum(counts, 1)
-    overall = float(ratios.mean())
-    spare = len(ratios) - int(np.count_nonzero(counts))
-    spread = (EFFECT * overall) ** 2  # variance between sizes
-    noise = float(np.sum((ratios - means[index]) ** 2)) / spare if spare else spread
-    weight = counts * spread / np.maximum(counts * spread + noise, spread)  # 0 for a size without observations
-    factors = overall + weight * (means - overall)
-    stages = profile.stage_service_times
-    changed = replace(
-        profile,
-        service_times=tuple((np.array(profile.service_times) * factors).tolist()),
-        stage_service_times=stages
-        and tuple(tuple((np.array(s) * f).tolist()) for s, f in zip(stages, factors, strict=True)),
-    )
-    return _labelled(changed, "service times", len(batches))
 
 
 def refit_energies(profile: Profile, windows: Sequence[EnergyWindow], idle_power: float = 0.0) -> tuple[Profile, float]:
@@ -186,7 +106,7 @@ def refit_energies(profile: Profile, windows: Sequence[EnergyWindow], idle_power
     if total is not None and profile.energies is not None:  # the idle energy per batch is unchanged
         total = tuple(t - old + new for t, old, new in zip(total, profile.energies, energies, strict=True))
     fitted = replace(profile, energies=energies, total_energies=total)
-    return _labelled(fitted, "energies", _batches(windows)), idle_power
+    return labelled(fitted, "energies", _batches(windows)), idle_power
 
 
 def better_energies(
@@ -250,7 +170,7 @@ def _affine(windows: Sequence[EnergyWindow], largest: int, counts_idle_power: bo
     return _Affine(tuple(energies.tolist()), float(found[2]) if counts_idle_power else 0.0, float(residual**2))
 
 
-def _labelled(profile: Profile, quantity: Quantity, batches: int) -> Profile:
+def labelled(profile: Profile, quantity: Quantity, batches: int) -> Profile:
     """Record the refit in name and note of the profile, once for each quantity."""
     kept = [part for part in profile.note.split("; ") if part and not part.startswith(f"{quantity} refitted")]
     note = "; ".join([*kept, f"{quantity} refitted from {batches} batches"])
