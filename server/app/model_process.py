@@ -162,8 +162,8 @@ class _Lanes:
                     runner.standby = StandbyMemory((files[0], files[1]), self._shared)
                 continue
             try:
-                if method == "serve":
-                    runner.serve(self.service.device, (number, *arguments))
+                if method in ("serve", "serve_alone"):
+                    runner.serve(self.service.device, (number, *arguments), method == "serve")
                     continue
                 answer: Any
                 try:
@@ -204,14 +204,14 @@ class _BatchRunner:
         self._kept: dict[int, Any] = {}  # outputs of stages, by number
         self._numbers = count()
 
-    def serve(self, device: Device, message: Any) -> None:
-        """Run a batch, and then those that are taken from the standby."""
+    def serve(self, device: Device, message: Any, follows: bool) -> None:
+        """Run a batch, and then, if launches may follow, those that are taken from the standby."""
         number, began = message[0], time.process_time()
         running: DeviceRun | None = self._start(device, message, ())
         while running is not None:
             has_ended = running.wait()
             ended = time.process_time()
-            taken = self.standby.take() if has_ended and self.standby is not None else None
+            taken = self.standby.take() if has_ended and follows and self.standby is not None else None
             following = None if taken is None else self._start(device, taken, running.outputs)
             next_started = None if following is None else following.started
             result = running.result(next_started)

@@ -159,9 +159,12 @@ class BatchLane:
         self._standby.close()
 
     def serve(self, batch: Batch) -> Sequence[Any]:
-        """Run a batch; it blocks. Raises as `Lane.call`."""
+        """Run a batch; it blocks. Raises as `Lane.call`.
+
+        None is taken from the standby after it: the offer to a batch before may not be withdrawn yet.
+        """
         batch = self._runnable(batch)
-        outputs, *_ = self._call("serve", *self._message(batch))
+        outputs, *_ = self._call("serve_alone", *self._message(batch))
         return self._received(batch, outputs)
 
     def run(self, batch: Batch, ended: Callable[[], None], others: Callable[[], bool]) -> asyncio.Future[Completion]:

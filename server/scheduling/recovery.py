@@ -2,7 +2,7 @@
 
 A batch that does not fit the device's memory is halved until it does. A batch that raises, or whose outputs are not
 finite, is bisected down to the failing samples. A batch whose model's process died is run again first, since something
-else may have killed it. If the device is lost or unavailable, recovery ends with its exception.
+else may have killed it, and so is a request alone. If the device is lost or unavailable, recovery ends with its exception.
 """
 
 import asyncio
@@ -116,7 +116,7 @@ async def recover(run: Run, restart: Restart, batch: Batch, error: Exception, fi
             DeviceUnavailableError if it cannot.
         batch: the batch.
         error: the exception that it raised.
-        first: whether it has been run once.
+        first: whether it has been run once, as it is.
 
     Raises:
         DeviceLostError: the device is lost.
@@ -136,18 +136,19 @@ async def recover(run: Run, restart: Restart, batch: Batch, error: Exception, fi
     parts: list[Part] = []
     step = 1 if hung else (size + 1) // 2
     for begin in range(0, size, step):
-        retried = await _retry(run, restart, _slice(batch, begin, min(begin + step, size)))
+        part_of_batch = _slice(batch, begin, min(begin + step, size))
+        retried = await _retry(run, restart, part_of_batch, len(part_of_batch.inputs) == 1)
         parts += (replace(part, first=part.first + begin) for part in retried.parts)
         unfit += [] if retried.smallest_unfit is None else [retried.smallest_unfit]
     return Recovery(parts, min(unfit, default=None))
 
 
-async def _retry(run: Run, restart: Restart, batch: Batch) -> Recovery:
+async def _retry(run: Run, restart: Restart, batch: Batch, first: bool = False) -> Recovery:
     try:
         return Recovery([Part(0, len(batch.inputs), check_outputs(batch, await run(batch)))], None)
     except Exception as error:  # noqa: BLE001  (whatever the device raised is recovered part by part)
         error.__traceback__ = None  # its frames refer to the inputs and to the future that has it: a cycle
-        return await recover(run, restart, batch, error, first=False)
+        return await recover(run, restart, batch, error, first)
 
 
 def _slice(batch: Batch, start: int, stop: int) -> Batch:

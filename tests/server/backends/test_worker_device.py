@@ -157,6 +157,23 @@ def test_the_answer_of_a_batch_that_was_given_up_is_dropped(executor: ThreadExec
         asyncio.run(scenario())
 
 
+def test_an_offer_to_a_failed_batch_is_not_taken_after_a_batch_of_the_thread(
+    executor: ThreadExecutor, devices: dict[str, WorkerDevice]
+) -> None:
+    async def scenario() -> None:
+        standby = Standby()
+        running = executor.run(replace(batch(-9.0), standby=standby))
+        following: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        second = batch(2.0)
+        standby.offer(second, following)
+        with pytest.raises(ValueError, match="negative"):
+            await running
+        assert devices["m"].serve(batch(1.0))  # as the thread does with a batch of a model that is being measured
+        assert standby.withdraw(), "the worker has not taken the offer, whose completion nothing would read"
+
+    asyncio.run(scenario())
+
+
 def test_a_launch_that_the_worker_took_before_it_died_fails_at_once(
     executor: ThreadExecutor, devices: dict[str, WorkerDevice]
 ) -> None:
