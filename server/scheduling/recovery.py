@@ -2,7 +2,8 @@
 
 A batch that does not fit the device's memory is halved until it does. A batch that raises, or whose outputs are not
 finite, is bisected down to the failing samples. A batch whose model's process died is run again first, since something
-else may have killed it, and so is a request alone. If the device is lost or unavailable, recovery ends with its exception.
+else may have killed it, and so is a request alone. If the device is lost or unavailable, recovery ends with its
+exception.
 """
 
 import asyncio
