@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,7 +43,7 @@ from profiler.report import profile_table, summary
 from profiler.stages import QUICK_REPEATS, with_stages
 from server.backends.buckets import LARGEST, bucket_sizes, padded, pads_to_buckets
 from server.backends.emulated import EmulatedDevice
-from server.backends.executor import ThreadExecutor
+from server.backends.executor import Batch, ThreadExecutor
 from server.backends.model_devices import ModelDevices
 from server.backends.real_device import Optimise, autotunes, device_settings, find_device, open_meter
 from server.backends.upstream_device import UpstreamDevice, UpstreamExecutor
@@ -62,7 +63,7 @@ _log = logging.getLogger("batchwright.profiler")
 app = typer.Typer()
 
 _GROUPS = {
-    "Model and device": ("device", "meter", "max_batch_size", "weights", "sample", "stages", "optimise"),
+    "Model and device": ("device", "meter", "max_batch_size", "weights", "sample", "stages", "optimise", "threads"),
     "Measurement": ("quick", "energy_time"),
     "Output": ("output", "plot", "as_json"),
 }
@@ -162,6 +163,10 @@ def profile_model(
             "eager (captured graphs of the network as it is) or none."
         ),
     ] = "auto",
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, max=9999, help="Threads of the model on the CPU (default: as serve-model chooses)."),
+    ] = None,
     quick: Annotated[
         bool,
         typer.Option("--quick", help="Measure about a dozen batch sizes, in seconds, and interpolate the others."),
@@ -182,7 +187,7 @@ def profile_model(
     """Measure a model's service time and energy by batch size."""
     logging.basicConfig(format="profile-model: %(message)s")
     check_files(output, plot)
-    job = _make_job(model, device, weights, max_batch_size, stages, sample, meter, optimise)
+    job = _make_job(model, device, weights, max_batch_size, stages, sample, meter, optimise, threads)
     sys.setswitchinterval(SWITCH_INTERVAL)  # as the server that the profile is for
     with closing(job.executor), nullcontext() if job.key is None else cache.device_lock(job.device):
         profile, sweep = _measure(job, _Plans(quick, energy_time))
@@ -216,6 +221,7 @@ def _make_job(
     sample: Path | None,
     meter: str,
     optimise: Optimise,
+    threads: int | None,
 ) -> _ProfilingJob:
     check_weights(weights)
     model, _, spec = model.partition("=")
@@ -237,7 +243,7 @@ def _make_job(
         job = _upstream_job(model, source, max_batch_size or _DEFAULT_MAX_BATCH_SIZE, sample, meter)
     else:
         with Console(stderr=True).status(f"loading {model}"):
-            job = _torch_job(model, source, device, weights, max_batch_size, stages, sample, optimise)
+            job = _torch_job(model, source, device, weights, max_batch_size, stages, sample, optimise, threads)
     return replace(job, stages=stages)
 
 
@@ -276,6 +282,7 @@ def _torch_job(
     stages: int | None,
     sample: Path | None,
     optimise: Optimise,
+    threads: int | None,
 ) -> _ProfilingJob:
     place = find_device(device)
     found = preflight(place)
@@ -285,11 +292,14 @@ def _torch_job(
     max_batch_size = min(max_batch_size, source.max_batch_size or max_batch_size)
     served, worker = source.load(model, weights, max_batch_size, stages or 1)
     served = _with_sample(source, served, sample)
-    models = ModelDevices({model: WorkerDevice(model, worker, place.place, optimise)})
+    worker_device = WorkerDevice(model, worker, place.place, optimise)
+    models = ModelDevices({model: worker_device})
     executor = ThreadExecutor(models)
     executor.call(models.load).result()
     end_idle()
-    settings = device_settings(place, stages=stages, optimise=optimise), source.settings(model)
+    (first,) = served.codec.synthetic_samples(1, np.random.default_rng(0))
+    executor.call(partial(worker_device.choose_threads, Batch(model, [first]), threads)).result()
+    settings = device_settings(place, stages=stages, optimise=optimise, threads=threads), source.settings(model)
     setting = ", ".join(filter(None, (*settings, cache.sample_settings(sample))))
     for warning in found.warnings:
         _log.warning("%s", warning)

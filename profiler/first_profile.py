@@ -268,7 +268,8 @@ def _device(settings: Settings) -> tuple[str, str]:
     if is_upstream(settings.device):
         return settings.device, ""
     device = find_device(settings.device)
-    return device.name, device_settings(device, stages=settings.stages, optimise=settings.optimise)
+    about = device_settings(device, stages=settings.stages, optimise=settings.optimise, threads=settings.model_threads)
+    return device.name, about
 
 
 def _conditions(settings: Settings) -> Callable[[], Conditions | None]:
@@ -305,6 +306,7 @@ def _profile_model(settings: Settings, key: cache.CacheKey) -> str:
         "--max-batch-size": (key.max_batch_size, None),
         "--sample": (_sample(settings, key.model), None),
         "--stages": (settings.stages, None),
+        "--threads": (settings.model_threads, None),
         "--optimise": (settings.optimise, "auto"),
     }
     given = [(flag, str(value)) for flag, (value, default) in flags.items() if value not in (None, default)]

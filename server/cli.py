@@ -24,7 +24,7 @@ app = typer.Typer()
 _GROUPS = {
     "Models and devices": (
         *("profile", "profile_first", "sample", "device", "meter", "max_batch_size", "weights", "optimise", "stages"),
-        "reload",
+        *("threads", "reload"),
     ),
     "Policy": ("policy", "w2", "slo_p95_ms"),
     "HTTP and gRPC": ("host", "port", "grpc_port", "api_key_file", "tls_cert", "tls_key", "gateways"),

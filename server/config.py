@@ -118,6 +118,11 @@ class Settings(BaseSettings):
         description="networks of images on CUDA: auto (captured graphs of the fastest of several implementations), "
         "eager (captured graphs of the network as it is) or none (one operation after the other, without graphs)",
     )
+    threads: Annotated[str, Field(pattern=r"^[1-9]\d{0,3}:[1-9]\d{0,3}$")] | None = Field(
+        None,
+        description="threads of a model on the CPU, and threads that decode, such as 3:1 (default: of the model all "
+        "processors, or one less where that is no more than a tenth slower)",
+    )
     stages: int | None = Field(
         None, ge=1, le=64, description="stages into which each network is split, for the policies lazy and catch-up"
     )
@@ -226,6 +231,16 @@ class Settings(BaseSettings):
             if name == spec and Path(spec).suffix in (".pt2", ".onnx"):
                 raise ValueError(f"{spec!r} has no name; write NAME={spec}")
         return self
+
+    @property
+    def model_threads(self) -> int | None:
+        """Threads of a model on the CPU; None where they are to be chosen."""
+        return None if self.threads is None else int(self.threads.partition(":")[0])
+
+    @property
+    def decoding_threads(self) -> int | None:
+        """Threads that decode; None for the defaults."""
+        return None if self.threads is None else int(self.threads.partition(":")[2])
 
     @property
     def specs(self) -> dict[str, str]:

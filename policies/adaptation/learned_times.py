@@ -34,8 +34,8 @@ _FORGETTING = 0.1**2 / 2000  # of the prior's variance, by batch
 _FIRST_NOISE, _LEAST_NOISE = 0.2, 1e-3  # relative standard deviation of a service time: before any batch, and least
 _NOISE_MEMORY = 256  # batches
 _MOST_INNOVATION = 3.0  # standard deviations
-_CHANGE, _CONFIDENCE = 0.05, 3.0  # relative change of the level that is significant, and its standard errors
-_SHAPE_CHANGE = 0.1  # relative change at one node
+_CHANGE, _CONFIDENCE = 0.1, 3.0  # relative change of the level that is significant, and its standard errors
+_SHAPE_CHANGE = 0.15  # relative change at one node
 _SHARE, _FEWEST = 0.05, 8.0  # share and number of the batches with which a node counts
 _LEAST_RATIO = 0.05
 _FIRST_BATCHES = 8  # that determine the level
@@ -164,9 +164,9 @@ class LearnedTimes:
     def change(self) -> tuple[float, bool] | None:
         """Return by which factor the learned times differ from the used ones, if that is significant, else None.
 
-        It is if the mean over the recent batches differs by more than 5 per cent and three standard errors; then the
+        It is if the mean over the recent batches differs by more than 10 per cent and three standard errors; then the
         factor is that of the mean. It also is if that of a node with a twentieth of the batches, and at least eight,
-        differs by more than 10 per cent and three standard errors; then the factor is that node's, and the second value
+        differs by more than 15 per cent and three standard errors; then the factor is that node's, and the second value
         is True.
         """
         total = float(self._weights.sum())

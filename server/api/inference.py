@@ -52,6 +52,16 @@ JSON_REMEDY = "send tensors as binary data, or fewer samples per call"
 ANY_BODY = BodyLimit(MAX_BODY_BYTES, "send fewer samples per call")
 
 
+def decoding_limits(threads: int) -> dict[str, Any]:
+    """Fields of `Inference` that decode in this many threads, and call users' code as often at once."""
+    return {
+        "decoders": ThreadPoolExecutor(threads, "decoding"),
+        "decoding": asyncio.Semaphore(threads),
+        "heavy": asyncio.Semaphore(max(1, threads // 2)),
+        "user_code": asyncio.Semaphore(threads),
+    }
+
+
 @dataclass(frozen=True)
 class Inference:
     """Serves inference calls.

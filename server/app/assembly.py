@@ -11,7 +11,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from policies.smdp.choice import SHARE
-from server.api.inference import Inference
+from server.api.inference import Inference, decoding_limits
 from server.app.application import Application
 from server.app.backend import Backend, ProfileSource, make_backend
 from server.app.plan import ServerPlan
@@ -72,6 +72,7 @@ def assemble(plan: ServerPlan, profile_source: ProfileSource, tracing: "Tracing 
         settings.queue_capacity,
         budget,
         max_json_bytes=settings.max_json_bytes,
+        **({} if settings.decoding_threads is None else decoding_limits(settings.decoding_threads)),
     )
     for model, described in served.items():
         readings = (fleet.queue_length, fleet.arrival_rate, fleet.capacity)

@@ -118,6 +118,9 @@ def make_backend(plan: DevicePlan, profile_source: ProfileSource) -> Backend:
     devices = ModelDevices({model.name: device for model, device in loaded})
     executor = (UpstreamExecutor if is_upstream(name) else ThreadExecutor)(devices, name)
     executor.call(devices.load).result()
+    for model, device in loaded:
+        if isinstance(device, WorkerDevice):
+            executor.call(partial(_choose_threads, device, model, plan.settings)).result()
 
     estimated = set[str]()
 
@@ -130,6 +133,17 @@ def make_backend(plan: DevicePlan, profile_source: ProfileSource) -> Backend:
     ready = (_ready(plan, model, executor, profile_of) for model, _ in loaded)
     planned = {model.name: _planned(plan, model, profile) for model, profile in ready}
     return Backend(plan, executor, devices, meter, planned, frozenset(estimated))
+
+
+def _choose_threads(device: WorkerDevice, model: ServedModel, settings: Settings) -> None:
+    """Choose the threads of a model on the CPU by a batch of one.
+
+    Raises:
+        SpecError: the model fails on it.
+    """
+    (sample,) = model.codec.synthetic_samples(1, np.random.default_rng(0))
+    with one_line_errors(f"{model.name}: a batch of 1", SAMPLE_HINT):
+        device.choose_threads(Batch(model.name, [sample]), settings.model_threads)
 
 
 def _serves_at_once(plan: DevicePlan, model: ServedModel, meter: EnergyMeter) -> bool:
@@ -177,6 +191,8 @@ def load_again(backend: Backend, name: str, id: str, before: Chosen, profile_sou
     if isinstance(device, LoadedDevice):
         _load_beside(served, device, plan.settings.hung_after_s, served.max_batch_size if _pads(plan, name) else 1)
     backend.devices.add(id, name, device)
+    if isinstance(device, WorkerDevice):
+        backend.executor.call(partial(_choose_threads, device, served, plan.settings)).result()
     limit = max(plan.settings.hung_after_s, TIMEOUT_FACTOR * before.profile.service_times[-1])
     executor = LoadingExecutor(backend.executor, id, backend.executor.name, limit)
 

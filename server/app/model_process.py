@@ -126,6 +126,16 @@ class _TorchvisionService:
             return self._loaded
 
 
+def set_threads(count: int) -> bool:
+    """Set the threads of torch for batches on the calling thread; False if the model has not imported torch."""
+    if "torch" not in sys.modules:
+        return False
+    import torch
+
+    torch.set_num_threads(count)
+    return True
+
+
 _SERVICES = {FileModel: _FileService, TorchvisionModel: _TorchvisionService}
 
 
@@ -180,6 +190,8 @@ class _Lanes:
                 return
 
     def _call(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        if method == "set_threads":
+            return set_threads(*arguments)
         if method == "load":
             self.fields["device"] = arguments[1]
         return getattr(self.service, method)(*arguments)

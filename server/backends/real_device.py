@@ -70,18 +70,23 @@ def cpu_name() -> str:
 
 
 def cpu_threads() -> int:
-    """The number of threads for the network; one processor is left to the event loop and to decoding."""
+    """Threads of a model until they are chosen; one processor is left to the event loop and to decoding."""
     return max(1, available_cpus() - 1)
 
 
 def device_settings(
-    device: RealDevice, precision: Precision = "auto", stages: int | None = None, optimise: Optimise = "auto"
+    device: RealDevice,
+    precision: Precision = "auto",
+    stages: int | None = None,
+    optimise: Optimise = "auto",
+    threads: int | None = None,
 ) -> str:
     """Settings of the device that change service times, for a profile's note and its key in the cache."""
-    threads = "" if device.is_cuda else f", {cpu_threads()} threads"
+    used = f"{available_cpus()} processors" if threads is None else f"{threads} threads"
+    threads_text = "" if device.is_cuda else f", {used}"
     split = "" if stages is None else f", {stages} stages"
     optimised = f", optimise {optimise}" if device.is_cuda else ""
-    return f"{resolve_precision(precision, device.is_cuda)}{threads}{split}{optimised}"
+    return f"{resolve_precision(precision, device.is_cuda)}{threads_text}{split}{optimised}"
 
 
 def resolve_precision(precision: Precision, is_cuda: bool) -> Precision:

@@ -26,7 +26,8 @@ from policies.types import SpecError
 
 _CACHED = 32  # policies that were set
 _RAISED = 3  # the process's exit code if its result is an exception
-_NICENESS = 5  # answers have priority, but on a busy machine it must not take minutes
+_NICENESS = 19  # threads of a model on the CPU wait for each other, so that little other work delays all of them
+_GROUP = "/proc/self/autogroup"  # of the session, in which alone a niceness counts
 _turn = threading.Lock()  # one such process at a time, whatever the number of devices
 
 
@@ -94,13 +95,13 @@ def _start() -> subprocess.Popen[bytes]:
 
 def program() -> str:
     """Return the source of the process's program, which imports from the same folders as the calling process."""
-    return f"import sys; sys.path[:] = {sys.path!r}; import batchwright.commands; from {__name__} import main; main()"
+    nice = f"import os, sys; os.nice({_NICENESS}); os.path.exists({_GROUP!r}) and open({_GROUP!r}, 'w').write('{_NICENESS}')"
+    return f"{nice}; sys.path[:] = {sys.path!r}; import batchwright.commands; from {__name__} import main; main()"
 
 
 def main() -> None:
     """Answer one call, then exit."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # systemd sends it to all processes; this one ends with its parent
-    os.nice(_NICENESS)
     results = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what is printed must not be taken for a result
     threadpool_limits(limits=1, user_api="blas")  # the matrices are small

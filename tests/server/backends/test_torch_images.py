@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from policies.cpus import available_cpus
 from policies.types import SpecError
 from server.backends import torch_device, torch_images
 from server.backends.activations import ActivationBuffers, ActivationRow
@@ -216,7 +217,8 @@ def test_the_cpu_has_a_display_name() -> None:
     found = find_device("cpu")
     assert found.place == "cpu"
     assert found.name == found.name.strip() != ""
-    assert device_settings(found) == f"fp32, {cpu_threads()} threads"
+    assert device_settings(found) == f"fp32, {available_cpus()} processors"
+    assert device_settings(found, threads=3) == "fp32, 3 threads"
 
 
 @pytest.mark.parametrize("spec", ["gpu", "cuda:x", "cuda:", "cuda:99", "", "cpu:0", "emulated:googlenet-tesla-p4"])

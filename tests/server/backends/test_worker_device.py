@@ -242,3 +242,39 @@ def test_an_exception_of_load_names_the_line(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"loading own failed: own.py line 9: RuntimeError: no such device"):
         device.load()
     device.end()
+
+
+def test_the_threads_of_a_model_are_chosen_and_kept_in_the_next_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = "torch.get_num_threads()"
+    code = CODE.replace("import time,", "import time, torch,").replace("2 * x", f"x * 0 + {threads}")
+    code = code.replace("time.sleep(0.003)", f"time.sleep(0.02 / {threads})")
+    (tmp_path / "torched.py").write_text(code)
+    _, worker = source_of(f"{tmp_path}/torched.py:Mine").load("torched", "pretrained", 8, 1)
+    device = WorkerDevice("torched", worker, "cpu")
+    device.load()
+    one = batch(1.0, 1, "torched")
+
+    def used() -> int:
+        (row,) = device.serve(one)
+        return int(row["y"][0])
+
+    monkeypatch.setattr("server.backends.worker_device.available_cpus", lambda: 2)
+    device.choose_threads(one, None)
+    assert used() == 2, "which takes half of the time with one"
+    monkeypatch.setattr("server.backends.worker_device.available_cpus", lambda: 40)
+    device.choose_threads(one, None)
+    assert used() == 39, "since all processors save little"
+    device.choose_threads(one, 3)
+    os.kill(device.facts()["pid"], signal.SIGKILL)
+    with suppress(WorkerDiedError):
+        device.serve(one)
+    device.restart(False)
+    assert used() == 3
+    device.end()
+
+
+def test_a_model_without_torch_has_no_threads_to_choose(devices: dict[str, WorkerDevice]) -> None:
+    devices["m"].choose_threads(batch(1.0, 1), None)
+    assert devices["m"]._threads is None
