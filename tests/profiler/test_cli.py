@@ -98,7 +98,7 @@ def test_a_real_model_is_measured_and_cached_for_serve_model(run: Run, tmp_path:
     assert "; before the measurement: governor " in profile["note"]
     assert "energy_j" not in profile
     assert "weights random, torch " in profile["note"]
-    assert "threads" in profile["note"]
+    assert "processors" in profile["note"]
     (cached,) = (tmp_path / "cache" / "batchwright" / "profiles").iterdir()
     assert json.loads(cached.read_text()) == profile
 
