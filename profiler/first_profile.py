@@ -154,19 +154,18 @@ class FirstProfiles:
         return _earned(settings, profile)
 
     def measured_while_serving(
-        self, settings: Settings, model: ServedModel, executor: Executor, before: Profile | None
+        self, settings: Settings, model: ServedModel, executor: Executor, before: Profile
     ) -> Profile:
         """The former model's profile, if it still holds; else one of service times between other models' batches.
 
-        After a former model energies are estimated, and nothing is cached: a sensor measures all models together. So
-        each batch is given the power that the former model took at its size; the controller corrects it by its energy
-        readings later.
+        Energies are estimated, and nothing is cached: a sensor measures all models together. So each batch is given the
+        power that the former model took at its size; the controller corrects it by its energy readings later.
 
         Args:
             settings: of the device.
             model: the model.
             executor: runs its batches among those of others.
-            before: profile of the model that had its name; None without one, for a device without a sensor.
+            before: profile of the model that had its name.
 
         Raises:
             SpecError: the largest batch does not fit into the device's free memory.
@@ -175,15 +174,18 @@ class FirstProfiles:
         tunes, pads = autotunes(settings.device, model), _pads(settings, model.name)
         subject = make_subject(executor, model, NoMeter("other models were served meanwhile"))
         with _memory_errors(key), cache.device_lock(key.device):
-            if before is not None and before.max_batch_size == key.max_batch_size and still_holds(before, subject):
+            if before.max_batch_size == key.max_batch_size and still_holds(before, subject):
                 _log.info("%s: the new model takes the former one's service times", model.name)
                 return before
-            found = self._findings(settings) if before is None else NOTHING_FOUND
-            profile = _measure_all(subject, key, tunes, found, settings.stages, pads)
-        if before is None and cache.store_profile(key, profile):
-            _log.info("%s: profile cached in %s", model.name, key.path)
-        profile = _earned(settings, profile)
-        return profile if before is None else with_power_of(before, profile)
+            profile = _measure_all(subject, key, tunes, NOTHING_FOUND, settings.stages, pads)
+        return with_power_of(before, _earned(settings, profile))
+
+    def keep(self, settings: Settings, profile: Profile) -> None:
+        """Cache a profile that was learned while serving."""
+        key = _key(settings, profile.model, profile.max_batch_size)
+        name = f"{profile.model}-{cache.slug(key.device)}"
+        if cache.store_profile(key, replace(profile, name=name)):
+            _log.info("%s: the learned profile is cached in %s", profile.model, key.path)
 
 
 def _estimate(subject: Subject, key: cache.CacheKey) -> Profile:

@@ -9,18 +9,18 @@ The results depend on the observations only: no clock, no I/O, no randomness. Th
     objective = objective.after(counts)          periodically: solve again with its factor if the level has changed
 
 **Service times** are learned from every batch (learned_times.py). The learned times are compared with the profile in
-use after 16, 32, 64, ... batches, and later every 2,048. They replace it if they differ significantly, so that it
-changes a few times at first, and rarely later.
+use after 16, 32, 64, ... batches, and later every 2,048, but not while a drift may have begun. They replace it if they
+differ significantly, so that it changes a few times at first, and rarely later.
 
 **Detection.** The ratio of an observed to an expected value should be 1. A two-sided CUSUM detector (Page, 1954)
-accumulates log ratios with an allowance of 0.05, so that within 5 per cent each sum returns to 0. The last time a sum
-was 0 is the estimate of the change point. One value is clipped to 0.3 (a batch) or 0.4 (an energy window), so that a
-single outlier raises no alarm. After an alarm by batches the service times are learned anew, from those since the
-change point.
+accumulates log ratios with an allowance of 0.1 (0.05 for energies), so that within 10 per cent each sum returns to 0.
+The last time a sum was 0 is the estimate of the change point. One value is clipped to 0.3 (a batch) or 0.4 (an energy
+window), so that a single outlier raises no alarm. After an alarm by batches the service times are learned anew, from
+those since the change point.
 
-The threshold for batches is 3: about 12 batches at 1.5 times the expected time, about 70 at 1.1 times. With noise of
-variance v, a sum reaches a height h by chance about once in exp(2 x 0.05 h / v) excursions: once in e^120 at 5 per cent
-noise. For noisier service times the threshold is 200 v, once in e^20. v is half the mean square of successive
+The threshold for batches is 3: about 15 batches at 1.5 times the expected time, about 35 at 1.2 times. With noise of
+variance v, a sum reaches a height h by chance about once in exp(2 x 0.1 h / v) excursions: once in e^240 at 5 per cent
+noise. For noisier service times the threshold is 100 v, once in e^20. v is half the mean square of successive
 differences, which a jump hardly affects.
 
 The threshold for energy windows is 0.4: two windows of 1.5 times the energy. Each window averages at least eight
@@ -53,6 +53,8 @@ from policies.adaptation.learned_times import LearnedTimes, ServedBatch
 from policies.profile import Profile
 
 _MAX_BATCHES = 256  # kept
+_UNDECIDED = 0.1  # part of the threshold of an alarm above which a change may have begun
+_TIME_EFFECT = 0.1  # relative error of service times up to which another policy would be no better
 _FIRST_LOOK, _LAST_LOOK = 16, 2048  # batches after which the learned times are compared with those in use
 _MAX_WINDOWS = 64  # kept
 _LOOKS = (8, 16, 32, 64)  # windows since a refit of the energies with which they are fitted again
@@ -64,6 +66,7 @@ class CusumDetector:
     """Two-sided CUSUM detector of a change of the mean ratio from 1, with an estimate of the change point."""
 
     __slots__ = (
+        "_allowance",
         "_clip",
         "_count",
         "_down",
@@ -76,9 +79,12 @@ class CusumDetector:
         "_variance",
     )
 
-    def __init__(self, clip: float, threshold: float, per_variance: float = 0.0) -> None:
-        """Set the clip of a log ratio, and the threshold, at least `per_variance` times the variance of log ratios."""
-        self._clip, self._threshold, self._per_variance = clip, threshold, per_variance
+    def __init__(self, allowance: float, clip: float, threshold: float, per_variance: float = 0.0) -> None:
+        """Set allowance and clip of a log ratio, and the threshold.
+
+        The threshold is at least `per_variance` times the variance of log ratios.
+        """
+        self._allowance, self._clip, self._threshold, self._per_variance = allowance, clip, threshold, per_variance
         self._count, self._last, self._variance = 0, 0.0, 0.0
         self._up = self._down = 0.0
         self._up_since = self._down_since = 0
@@ -94,17 +100,22 @@ class CusumDetector:
         step = value - self._last
         self._last = value
         self._variance += (step * step / 2 - self._variance) / min(count, 64)
-        self._up = up = self._up + value - EFFECT
+        self._up = up = self._up + value - self._allowance
         if up <= 0.0:
             self._up, self._up_since = 0.0, count
-        self._down = down = self._down - value - EFFECT
+        self._down = down = self._down - value - self._allowance
         if down <= 0.0:
             self._down, self._down_since = 0.0, count
 
     @property
+    def level(self) -> float:
+        """The larger sum over the threshold."""
+        return max(self._up, self._down) / max(self._threshold, self._per_variance * self._variance)
+
+    @property
     def alarm(self) -> bool:
         """Whether either sum is above the threshold."""
-        return max(self._up, self._down) > max(self._threshold, self._per_variance * self._variance)
+        return self.level > 1.0
 
     @property
     def since_change(self) -> int:
@@ -135,8 +146,8 @@ class DriftDetector:
         self._batches: deque[ServedBatch] = deque(maxlen=_MAX_BATCHES)
         self._next_look = _FIRST_LOOK
         self._windows: deque[EnergyWindow] = deque(maxlen=_MAX_WINDOWS)
-        self._times = CusumDetector(clip=0.3, threshold=3.0, per_variance=200.0)
-        self._energies = CusumDetector(clip=0.4, threshold=0.4)
+        self._times = CusumDetector(_TIME_EFFECT, clip=0.3, threshold=3.0, per_variance=100.0)
+        self._energies = CusumDetector(EFFECT, clip=0.4, threshold=0.4)
         self._windows_since_refit = 0
         self._looks: tuple[int, ...] = ()  # the remaining ones of _LOOKS, none before a refit
         self._counts = [0] * (profile.max_batch_size + 1)  # batches by size since `_reading`
@@ -155,6 +166,11 @@ class DriftDetector:
         self._counts[batch_size] += 1
         ratio = self._learned.observe(batch)
         self._times.update(ratio * exp(self._learned.cv**2 / 2))  # the mean of its logarithm then is about 0
+
+    @property
+    def learned(self) -> Profile:
+        """The profile with the service times as they are known now, which need not be in use."""
+        return self._with_times(self._learned.known())
 
     def discard_window(self) -> None:
         """Discard the open energy window, because work other than whole batches ran, such as single stages."""
@@ -190,26 +206,26 @@ class DriftDetector:
             self._learned.restart(_last(self._batches, self._times.since_change))
             self._times.reset()
             self._next_look = self._learned.batches
-        if self._learned.batches < self._next_look:
+        if self._learned.batches < self._next_look or self._times.level > _UNDECIDED:
             return None
         self._next_look += min(max(self._next_look, _FIRST_LOOK), _LAST_LOOK)
         change = self._learned.change()
         if change is None:
             return None
-        learned, (ratio, of_one_size) = self._learned.update(), change
+        ratio, of_one_size = change
+        self.profile = self._with_times(self._learned.update())
         self._times.reset()
-        self.profile = labelled(
-            replace(
-                self.profile,
-                service_times=learned.service_times,
-                length_service_times=learned.length_service_times,
-                stage_service_times=learned.stage_service_times,
-                cvs=learned.cvs,
-            ),
-            "service times",
-            self._learned.batches,
-        )
         return Drift("service times", ratio, self._learned.batches, of_one_size)
+
+    def _with_times(self, learned: Profile) -> Profile:
+        changed = replace(
+            self.profile,
+            service_times=learned.service_times,
+            length_service_times=learned.length_service_times,
+            stage_service_times=learned.stage_service_times,
+            cvs=learned.cvs,
+        )
+        return labelled(changed, "service times", self._learned.batches)
 
     def _refit_energies(self) -> Drift | None:
         if not self._energies.alarm:

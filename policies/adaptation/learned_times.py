@@ -11,7 +11,7 @@ follows where batches are, and its trend goes on beyond. Each batch is one Kalma
 The noise of a service time is proportional to it. Its variance is estimated from the innovations (Mehra, "On the
 identification of variances and adaptive Kalman filtering", IEEE Trans. Automatic Control 15, 1970, equation 9), with a
 memory of 256 batches. An innovation counts up to three standard deviations, and up to the expected value, so that one
-outlier changes little.
+outlier changes little; the variance of the correction falls by the same part only, so that several change it.
 
 The variance of the correction grows by that of a change of a tenth of the prior's standard deviations in 2,000
 batches, so that old batches are forgotten slowly. A change of level is detected by a CUSUM (drift.py); `restart` then
@@ -34,9 +34,9 @@ _FORGETTING = 0.1**2 / 2000  # of the prior's variance, by batch
 _FIRST_NOISE, _LEAST_NOISE = 0.2, 1e-3  # relative standard deviation of a service time: before any batch, and least
 _NOISE_MEMORY = 256  # batches
 _MOST_INNOVATION = 3.0  # standard deviations
-_CHANGE, _CONFIDENCE = 0.1, 3.0  # relative change of the level that is significant, and its standard errors
-_SHAPE_CHANGE = 0.15  # relative change at one node
-_SHARE, _FEWEST = 0.05, 8.0  # share and number of the batches with which a node counts
+_CHANGE, _CONFIDENCE = 0.15, 3.0  # relative change of the level that is significant, and its standard errors
+_SHAPE_CHANGE = 0.2  # relative change at one node
+_SHARE, _FEWEST = 0.01, 5.0  # share and number of the recent batches with which a node counts
 _LEAST_RATIO = 0.05
 _FIRST_BATCHES = 8  # that determine the level
 
@@ -55,13 +55,12 @@ class LearnedTimes:
     """The learned service times of a model on a device.
 
     Attributes:
-        profile: the learned profile that `update` returned last; before, the one that it began with.
         batches: number of batches since the beginning, or since the change after which it was restarted.
     """
 
     def __init__(self, profile: Profile) -> None:
         """Begin with a profile."""
-        self.profile = self._first = profile
+        self._first = profile
         self.batches = 0
         largest = profile.max_batch_size
         sizes = [*(2**n for n in range(largest.bit_length()) if 2**n < largest), largest]
@@ -113,8 +112,9 @@ class LearnedTimes:
         variance = float(parts @ gains[nodes]) + noise
         most = min(_MOST_INNOVATION * sqrt(variance), expected)
         innovation = min(max(ratio - expected, -most), most)
+        counted = min(most / abs(ratio - expected), 1.0) if ratio != expected else 1.0
         self._ratios += gains * (innovation / variance)
-        self._covariance -= np.outer(gains, gains / variance)
+        self._covariance -= np.outer(gains, gains * (counted / variance))
         self._covariance += (_FORGETTING * expected**2) * self._prior
         measured = innovation**2 * noise / variance / expected**2
         memory = min(self.batches + _FIRST_BATCHES, _NOISE_MEMORY)
@@ -164,10 +164,9 @@ class LearnedTimes:
     def change(self) -> tuple[float, bool] | None:
         """Return by which factor the learned times differ from the used ones, if that is significant, else None.
 
-        It is if the mean over the recent batches differs by more than 10 per cent and three standard errors; then the
-        factor is that of the mean. It also is if that of a node with a twentieth of the batches, and at least eight,
-        differs by more than 15 per cent and three standard errors; then the factor is that node's, and the second value
-        is True.
+        It is if the mean over the recent batches differs by more than 15 per cent and three standard errors; then the
+        factor is that of the mean. It also is if that of a node with a hundredth of them, and at least five, differs by
+        more than 20 per cent and three standard errors; then the factor is that node's, and the second value is True.
         """
         total = float(self._weights.sum())
         if not total:
@@ -188,10 +187,11 @@ class LearnedTimes:
     def update(self) -> Profile:
         """Use the learned times from now on; return their profile."""
         self._used = np.maximum(self._ratios, _LEAST_RATIO)
-        self.profile = self._corrected(self._used.reshape(len(self._octaves), len(self._lengths)))
-        return self.profile
+        return self.known()
 
-    def _corrected(self, ratios: _Floats) -> Profile:
+    def known(self) -> Profile:
+        """Return the profile with the learned times."""
+        ratios = np.maximum(self._ratios, _LEAST_RATIO).reshape(len(self._octaves), len(self._lengths))
         first, octaves = self._first, np.log2(np.arange(1, self._first.max_batch_size + 1))
         columns = np.array([np.interp(octaves, self._octaves, column) for column in ratios.T])  # by length and size
         middle = len(columns) // 2

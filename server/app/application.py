@@ -58,7 +58,7 @@ def create_fastapi(inference: Inference, version: str, repository: ModelReposito
     dashboard = DashboardData(inference)
     background = {"dispatchers": inference.fleet.run, "history": dashboard.record_history}
     if repository is not None:
-        background["profiles"] = repository.measure
+        background["profiles"] = repository.explore
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

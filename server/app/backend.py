@@ -2,11 +2,11 @@
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,7 +16,16 @@ from policies.types import SpecError
 from server.app.plan import DevicePlan, meter_of, plan_model
 from server.backends.buckets import pads_to_buckets
 from server.backends.emulated import EmulatedDevice
-from server.backends.executor import LOAD_TIMEOUT, TIMEOUT_FACTOR, Batch, Device, Executor, LoadedDevice, ThreadExecutor
+from server.backends.executor import (
+    LOAD_TIMEOUT,
+    TIMEOUT_FACTOR,
+    Batch,
+    Device,
+    Executor,
+    LoadedDevice,
+    ThreadExecutor,
+    uploaded,
+)
 from server.backends.model_devices import LoadingExecutor, ModelDevices
 from server.backends.real_device import find_device, open_meter
 from server.backends.row_check import check_rows
@@ -35,6 +44,7 @@ from server.scheduling.solver_process import choose_in_process
 from server.workers.worker import ModelWorker
 
 _log = logging.getLogger("batchwright")
+_REST = 19.0  # time without synthetic samples after a batch of them, of its service time
 
 
 class ProfileSource(Protocol):
@@ -45,7 +55,7 @@ class ProfileSource(Protocol):
         ...
 
     def estimated(self, settings: Settings, model: ServedModel, executor: Executor, /) -> Profile:
-        """A profile of a few batches, to serve with until one is measured.
+        """A profile of a few batches, to serve with, and to learn from.
 
         Raises:
             SpecError: the largest batch does not fit the device's memory.
@@ -63,13 +73,16 @@ class ProfileSource(Protocol):
         ...
 
     def measured_while_serving(
-        self, settings: Settings, model: ServedModel, executor: Executor, before: Profile | None, /
+        self, settings: Settings, model: ServedModel, executor: Executor, before: Profile, /
     ) -> Profile:
         """A profile measured now on the executor's device, which serves other models meanwhile.
 
-        `before` is the profile of the model that had its name; without one the profile is cached. Raises as
-        `cached_or_measured`.
+        `before` is the profile of the model that had its name. Raises as `cached_or_measured`.
         """
+        ...
+
+    def keep(self, settings: Settings, profile: Profile, /) -> None:
+        """Cache a profile that was learned while serving."""
         ...
 
 
@@ -96,7 +109,7 @@ class Backend:
         devices: runs the batches of each model.
         meter: energy meter of the device.
         loaded: by name, the models that the server starts with.
-        estimated: names of those whose profile is yet to be measured.
+        estimated: names of those whose profile was estimated from a few batches.
     """
 
     plan: DevicePlan
@@ -158,16 +171,22 @@ def _serves_at_once(plan: DevicePlan, model: ServedModel, meter: EnergyMeter) ->
     return not (meter.source != "none" or find_device(settings.device).is_cuda or plan.has_goal(model.name))
 
 
-def measure_between(backend: Backend, model: str, profile_source: ProfileSource) -> Profile:
-    """Measure the profile of a model in service, between the batches of calls, of which it takes a third at most.
+def executor_between(backend: Backend, model: str) -> LoadingExecutor:
+    """Runs batches of a model in service in a twentieth of the device's time."""
+    settings, profile = backend.plan.settings, backend.loaded[model].chosen.profile
+    limit = max(settings.hung_after_s, TIMEOUT_FACTOR * profile.max_service_time(profile.max_batch_size))
+    return LoadingExecutor(backend.executor, model, backend.executor.name, limit, _REST)
 
-    Raises:
-        SpecError: the largest batch does not fit the device's memory.
-    """
-    loaded, settings = backend.loaded[model], backend.plan.settings
-    limit = max(settings.hung_after_s, TIMEOUT_FACTOR * loaded.chosen.profile.service_times[-1])
-    executor = LoadingExecutor(backend.executor, model, backend.executor.name, limit)
-    return profile_source.measured_while_serving(settings, loaded.served, executor, None)
+
+def synthetic_batches(backend: Backend, model: str) -> Iterator[tuple[int, float, list[Any]]]:
+    """Size, length of all samples, and samples of batches of each power of two and length, from small to large."""
+    codec, profile = backend.loaded[model].served.codec, backend.loaded[model].chosen.profile
+    rng, largest = np.random.default_rng(0), profile.max_batch_size
+    for _ in range(1 if codec.lengths else 2):
+        for size in (*(2**n for n in range(1, largest.bit_length()) if 2**n < largest), largest):
+            for length in codec.lengths or (None,):
+                samples = codec.synthetic_samples(1, rng, length)
+                yield size, float(length or 0), uploaded(backend.executor, model, samples) * size
 
 
 def load_again(backend: Backend, name: str, id: str, before: Chosen, profile_source: ProfileSource) -> LoadedModel:

@@ -13,8 +13,16 @@ from typing import Literal, TypeVar
 from policies.smdp.choice import SHARE
 from policies.types import SpecError
 from server.api.inference import Inference
-from server.app.backend import Backend, LoadedModel, ProfileSource, load_again, measure_between
+from server.app.backend import (
+    Backend,
+    LoadedModel,
+    ProfileSource,
+    executor_between,
+    load_again,
+    synthetic_batches,
+)
 from server.app.plan import check_upstreams
+from server.backends.executor import Batch
 from server.errors import (
     DeviceLostError,
     DeviceUnavailableError,
@@ -70,33 +78,29 @@ class Repository:
                 found.append((model, "UNAVAILABLE", "unloaded" if model in fleet.unloaded else "not ready"))
         return found
 
-    async def measure(self) -> None:
-        """Measure the profiles that were estimated at the start, and solve the policies for them."""
+    async def explore(self) -> None:
+        """Learn service times by synthetic samples while a device has no calls, for models whose profile is estimated.
+
+        They are those of batches that calls may not make. After each batch the device is left alone for nineteen times
+        as long, so that they take a twentieth of its time at most.
+        """
         for dispatcher, backend in self._backends.items():
             for model in sorted(backend.estimated):
-                async with self._changing:
-                    replaced = self._inference.models[model].id != model
-                    if not (replaced or model in self._inference.fleet.unloaded):
-                        await self._measure(dispatcher, backend, model)
+                try:
+                    await self._explore(dispatcher, backend, model)
+                except Exception as error:  # noqa: BLE001  (the model is served by what is known)
+                    _log.warning("%s: no more batches of synthetic samples are served: %s", model, one_line(error))
 
-    async def _measure(self, dispatcher: Dispatcher, backend: Backend, model: str) -> None:
-        estimate = dispatcher.chosen[model].profile
-        try:
-            with _shared([dispatcher]):
-                measure = partial(measure_between, backend, model, self._profile_source)
-                profile = (await self._run_in_thread(measure)).truncated(estimate.max_batch_size)
-            chosen, spec = dispatcher.chosen[model], None
-            while (before := dispatcher.chosen[model]).spec != spec:  # it may be swapped meanwhile
-                spec = before.spec
-                chosen = await self._run_in_thread(partial(choose_in_process, spec, profile, before.defaults))
-        except Exception as error:  # noqa: BLE001  (the model is served by the estimate)
-            _log.warning("%s: its profile cannot be measured, the estimate stays: %s", model, one_line(error))
-            return
-        inference = self._inference
-        dispatcher.set_policy(model, replace(chosen, promised=before.promised))
-        inference.metrics.policy(model, dispatcher.device, chosen.name, chosen.spec)
-        inference.metrics.adapted(model, "measured")
-        _log.info("%s: the profile is measured; policy %s is set", model, chosen.spec)
+    async def _explore(self, dispatcher: Dispatcher, backend: Backend, model: str) -> None:
+        for size, length, samples in synthetic_batches(backend, model):
+            while dispatcher.open_calls:  # noqa: ASYNC110  (it has no event, and the pause need not be caught at once)
+                await asyncio.sleep(_POLL_INTERVAL)
+            if self._inference.models[model].id != model or model in self._inference.fleet.unloaded:
+                return
+            completion = await executor_between(backend, model).run(Batch(model, samples))
+            if dispatcher.on_served is not None:
+                dispatcher.on_served(model, size, completion.finished - completion.started, length)
+        await self._run_in_thread(partial(self._profile_source.keep, backend.plan.settings, dispatcher.learned(model)))
 
     async def load(self, model: str) -> None:
         """Load a model from its files as they are now, and use it for all calls that begin from then on.

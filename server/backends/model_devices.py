@@ -19,8 +19,6 @@ from server.backends.executor import (
 from server.errors import DeviceLostError
 from server.models.tensors.python_source import one_line_errors
 
-_OTHERS_PART = 2.0  # time for other batches after one of a model that is being measured, of its service time
-
 
 class ModelDevices:
     """Runs each batch on the Device of its model, by the model's id."""
@@ -116,15 +114,17 @@ class LoadingExecutor:
         name: the device's name.
         timeout: limit of each batch, with its wait for others, s; a batch that is queued behind one that hangs never
             runs.
+        rest: time for other batches after each of this model, of its service time.
     """
 
     executor: Executor
     model: str
     name: str
     timeout: float
+    rest: float = 2.0
 
     def run(self, batch: Batch, /) -> asyncio.Future[Completion]:
-        """Run the batch with this model, and leave the device to the others afterwards for twice as long.
+        """Run the batch with this model, and leave the device to the others afterwards.
 
         No launch is taken from its standby, since that would leave the others no time. The completion says that one
         began at the batch's end, as on a device without others. The future raises BatchTimeoutError after the timeout.
@@ -138,5 +138,5 @@ class LoadingExecutor:
 
     async def _run(self, batch: Batch) -> Completion:
         completion = await with_timeout(self.executor, batch, self.timeout)
-        await asyncio.sleep(_OTHERS_PART * (completion.finished - completion.started))
+        await asyncio.sleep(self.rest * (completion.finished - completion.started))
         return replace(completion, next_started=completion.finished)

@@ -118,6 +118,10 @@ class Controller:
             reason = "; ".join(map(str, refit.drifts))
             self._solve(model, refit.profile, "drift", reason)
 
+    def learned(self, model: str) -> Profile:
+        """The profile of a model as it is known now, which need not be the one that its policy was solved for."""
+        return self._state(model).drift.learned
+
     def _solve_for_sizes(self, model: str, monitored: _Monitored) -> bool:
         """Solve the policy if it depends on the sizes of requests, and those that arrive are known or have changed."""
         bins = monitored.current.bins

@@ -72,6 +72,7 @@ class Dispatcher:
         on_unprofiled_work: called in its place with a model that ran single stages, a failed attempt, or beside other
             work, whose times or energy the profile does not predict.
         on_batch_size_reduced: called with a model whose maximum batch size was reduced, and its policy before.
+        learned: returns the profile of a model as it is known now; by default the one in use.
         on_broken: called when nothing can be served any more, or for now, with the calls that have no answer, which
             another device may take over, and the error for the others.
         on_available: called when a device that was unavailable serves again.
@@ -85,6 +86,7 @@ class Dispatcher:
     on_served: Callable[[str, int, float, float], None] | None = None
     on_unprofiled_work: Callable[[str], None] | None = None
     on_batch_size_reduced: Callable[[str, Chosen], None] | None = None
+    learned: Callable[[str], Profile]
     on_broken: Callable[[Sequence[Call], ServerError], None] = staticmethod(fail_all)
     on_available: Callable[[], None] | None = None
     available = True
@@ -101,6 +103,7 @@ class Dispatcher:
     ) -> None:
         """`clock` is the executor's, time.monotonic, s; `by_shape` are the models whose inputs vary in shape."""
         self.chosen = dict(chosen)
+        self.learned = lambda model: self.chosen[model].profile
         self.broken = asyncio.Event()
         self._executor = executor
         self._upload: Callable[[str, Any], Any] | None = getattr(executor, "upload", None)

@@ -1,4 +1,4 @@
-"""A model without a profile is served at once, and its profile is measured between the batches of calls."""
+"""A model without a profile is served at once, and its service times are learned meanwhile."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from policies.profile import load_profile
 from tests.support.http_client import fetch
-from tests.support.logged_server import LoggedServer, logged_server, until
+from tests.support.logged_server import LoggedServer, logged_server
 
 CODE = """
 import time
@@ -41,35 +41,24 @@ def profile_of(server: LoggedServer) -> str:
     return found
 
 
-def test_calls_are_answered_before_and_while_the_profile_is_measured_which_is_then_cached(
+def test_calls_are_answered_while_service_times_are_learned_and_the_learned_profile_is_cached(
     tmp_path: Path, model: str
 ) -> None:
     with logged_server(tmp_path, model, "--device", "cpu") as server:
         assert profile_of(server).endswith("-estimated")
-        until(lambda: server.logged("measuring a quick profile"))
         answers = 0
-        while not server.logged("mine: the profile is measured; policy auto is set"):
+        while not server.logged("mine: the learned profile is cached"):
             assert call(server, [1.0, 2.0, answers]) == 3.0 + answers
             answers += 1
         assert answers > 10
-        assert not profile_of(server).endswith("-estimated")
         assert call(server, [1.0] * 16) == 16.0
-        assert server.by_label("batchwright_policy_changes_total", "reason")["measured"] == 1
     (cached,) = (tmp_path / "cache").rglob("*.json")
     profile = load_profile(str(cached))
     assert profile.lengths == (4, 16)
     assert 0.003 < profile.service_time(2) < 0.02
+    assert 0.006 < profile.service_time(8, 16) < 0.03, "although calls made batches of one only"
     with logged_server(tmp_path, model, "--device", "cpu") as server:
         assert not profile_of(server).endswith("-estimated"), "the cached one is known from the start"
-
-
-def test_a_policy_that_is_set_meanwhile_is_solved_for_the_measured_profile(tmp_path: Path, model: str) -> None:
-    with logged_server(tmp_path, model, "--device", "cpu", "--policy", "greedy") as server:
-        until(lambda: server.logged("measuring a quick profile"))
-        server.set_policy("mine", "smdp")
-        until(lambda: server.logged("mine: the profile is measured; policy smdp is set"))
-        policy = fetch(server.url, "/admin/models/mine/policy").json
-        assert policy["name"] == "smdp"
 
 
 @pytest.mark.parametrize("flags", [("--profile-first",), ("--slo-p95-ms", "500"), ("--policy", "smdp:slo_mean_ms=300")])

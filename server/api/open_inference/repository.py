@@ -23,8 +23,8 @@ _State = Literal["READY", "LOADING", "UNAVAILABLE"]
 class ModelRepository(Protocol):
     """The models that the server's configuration lists."""
 
-    async def measure(self) -> None:
-        """Measure the profiles that are missing while the models are served."""
+    async def explore(self) -> None:
+        """Learn the service times of batches that calls do not make, while the models are served."""
         ...
 
     def states(self) -> Sequence[tuple[str, _State, str]]:

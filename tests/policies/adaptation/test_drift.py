@@ -201,7 +201,7 @@ def test_idle_power_in_the_counter_is_no_drift() -> None:
 
 def test_a_drift_describes_quantity_and_ratio() -> None:
     detector = DriftDetector(P4)
-    feed(detector, scaled(1.5, 1.0), [8] * 14)
+    feed(detector, scaled(1.5, 1.0), [8] * 16)
     refit = detector.refit()
     assert refit is not None
-    assert str(refit.drifts[0]) == "service times 1.50 times the profile's over 14 batches"
+    assert str(refit.drifts[0]) == "service times 1.50 times the profile's over 16 batches"

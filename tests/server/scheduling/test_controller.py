@@ -572,7 +572,7 @@ def test_the_cost_of_padded_batches_is_learned_and_their_sizes_follow() -> None:
     assert seen.changes("drift") >= 1
     for length in (100, 200):
         truth = SLOWER_LINES.service_time(2, length)
-        assert seen.chosen.profile.service_time(2, length) == pytest.approx(truth, rel=0.1)
+        assert seen.chosen.profile.service_time(2, length) == pytest.approx(truth, rel=0.25)
     assert seen.chosen.bins is not None
     assert 0.02 < seen.chosen.bins.edges[0] < 0.08, "in the times of the learned profile, half of those at the start"
 
