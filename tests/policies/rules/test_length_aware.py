@@ -24,12 +24,12 @@ def padded(fixed: float, each: float, per_batch: float = 0.0, largest: int = 8) 
     return Profile("p", tuple(row[2] for row in rows), lengths=LENGTHS, length_service_times=rows)
 
 
-def launched(profile: Profile, lengths: list[float]) -> list[int]:
+def launched(profile: Profile, lengths: list[float], rate: float = 0.0) -> list[int]:
     """Positions in the queue of the requests of the batch."""
     requests = [
         Request(n, float(n), Kind("m"), size=profile.service_time(1, length)) for n, length in enumerate(lengths)
     ]
-    action = length_aware(profile).decide(State(99.0, requests))
+    action = length_aware(profile).decide(State(99.0, requests, rates={Kind("m"): rate}))
     assert isinstance(action, Launch)
     return [request.id for request in action.requests]
 
@@ -39,22 +39,31 @@ PROFILES = (padded(0.002, 0.0001), padded(0.0, 0.0001), padded(0.004, 0.00001, 0
 
 @pytest.mark.parametrize("profile", PROFILES, ids=["some gain", "no gain", "much gain", "three at most"])
 @given(lengths=st.lists(st.integers(1, 400), min_size=1, max_size=12))
-def test_the_run_that_saves_most_around_the_oldest_request_is_launched(profile: Profile, lengths: list[int]) -> None:
+def test_the_run_that_saves_most_in_its_time_around_the_oldest_request_is_launched(
+    profile: Profile, lengths: list[int]
+) -> None:
     batch = launched(profile, [*map(float, lengths)])
     assert 0 in batch
     assert all(one < other for one, other in pairwise(batch)), "in order of arrival"
     alone = [profile.service_time(1, float(length)) for length in lengths]
     order = sorted(range(len(lengths)), key=lambda n: alone[n])
 
-    def saving(run: list[int]) -> float:
-        longest = max(float(lengths[n]) for n in run)
-        return sum(alone[n] for n in run) / profile.service_time(len(run), longest)
+    def gain(run: list[int]) -> float:
+        one_by_one = sum((len(lengths) - i) * alone[n] for i, n in enumerate(run))
+        return one_by_one / profile.service_time(len(run), max(float(lengths[n]) for n in run)) - len(lengths)
 
     runs = [order[i : i + b] for b in range(1, profile.max_batch_size + 1) for i in range(len(order) - b + 1)]
-    best = max(saving(run) for run in runs if 0 in run)
-    assert saving(batch) >= 0.989 * best
-    smaller = [saving(run) for run in runs if 0 in run and len(run) < len(batch)]
-    assert all(each < 0.9901 * best for each in smaller), "a smaller batch that saves as much wins"
+    best, nearly = max(gain(run) for run in runs if 0 in run), 0.0101 * len(lengths)
+    assert gain(sorted(batch, key=lambda n: alone[n])) >= best - nearly
+    smaller = [gain(run) for run in runs if 0 in run and len(run) < len(batch)]
+    assert all(each < best - 0.98 * nearly for each in smaller), "a smaller batch that saves as much wins"
+
+
+def test_a_small_gain_is_taken_only_for_a_long_queue_or_much_traffic() -> None:
+    profile = padded(0.002, 0.0001)  # two of length 64 take 1.76 times as long as one
+    assert launched(profile, [64.0, 64.0]) == [0]
+    assert launched(profile, [64.0] * 8) == [0, 1], "so that the first answers are not as late as the last"
+    assert launched(profile, [64.0, 64.0], rate=100.0) == [0, 1]
 
 
 def test_without_a_gain_one_at_a_time_and_with_a_large_one_all() -> None:
