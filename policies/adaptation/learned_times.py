@@ -35,7 +35,7 @@ _FIRST_NOISE, _LEAST_NOISE = 0.2, 1e-3  # relative standard deviation of a servi
 _NOISE_MEMORY = 256  # batches
 _MOST_INNOVATION = 3.0  # standard deviations
 _CHANGE, _CONFIDENCE = 0.15, 3.0  # relative change of the level that is significant, and its standard errors
-_SHAPE_CHANGE = 0.2  # relative change at one node
+_SHAPE_CHANGE = 0.08  # relative change at one node
 _SHARE, _FEWEST = 0.01, 5.0  # share and number of the recent batches with which a node counts
 _LEAST_RATIO = 0.05
 _FIRST_BATCHES = 8  # that determine the level
@@ -165,8 +165,9 @@ class LearnedTimes:
         """Return by which factor the learned times differ from the used ones, if that is significant, else None.
 
         It is if the mean over the recent batches differs by more than 15 per cent and three standard errors; then the
-        factor is that of the mean. It also is if that of a node with a hundredth of them, and at least five, differs by
-        more than 20 per cent and three standard errors; then the factor is that node's, and the second value is True.
+        factor is that of the mean. It also is if that of a node with a hundredth of them, and at least five, differs
+        from the mean's by more than 8 per cent and three standard errors, since gains of batching are of that size; then
+        the factor is that node's, and the second value is True.
         """
         total = float(self._weights.sum())
         if not total:
@@ -178,11 +179,12 @@ class LearnedTimes:
             return level, False
         factors = self._ratios / self._used
         errors = np.sqrt(np.maximum(np.diag(self._covariance), 0.0)) / self._used
-        significant = np.abs(factors - 1.0) > np.maximum(_SHAPE_CHANGE, _CONFIDENCE * errors)
+        apart = np.abs(factors / level - 1.0)
+        significant = apart > np.maximum(_SHAPE_CHANGE, _CONFIDENCE * errors)
         counted = np.flatnonzero(significant & (weights > _SHARE) & (self._weights > _FEWEST))
         if not len(counted):
             return None
-        return float(factors[counted[np.argmax(np.abs(factors[counted] - 1.0))]]), True
+        return float(factors[counted[np.argmax(apart[counted])]]), True
 
     def update(self) -> Profile:
         """Use the learned times from now on; return their profile."""

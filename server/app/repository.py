@@ -39,6 +39,7 @@ from server.scheduling.solver_process import choose_in_process
 
 _log = logging.getLogger("batchwright")
 _POLL_INTERVAL = 0.25  # s, at which a call that waits for a load notices the shutdown
+_FEW, _WORTH = 4, 1.1  # size from which larger batches are tried only if it has this many times the rate of one
 State = Literal["READY", "LOADING", "UNAVAILABLE"]
 _T = TypeVar("_T")
 _Staged = list[tuple[Dispatcher, LoadedModel]]  # a model on each of its devices
@@ -81,8 +82,8 @@ class Repository:
     async def explore(self) -> None:
         """Learn service times by synthetic samples while a device has no calls, for models whose profile is estimated.
 
-        They are those of batches that calls may not make. After each batch the device is left alone for nineteen times
-        as long, so that they take a twentieth of its time at most.
+        They are those of batches that calls may not make, up to sizes that are worth it. After each batch the device is
+        left alone for nineteen times as long, so that they take a twentieth of its time at most.
         """
         for dispatcher, backend in self._backends.items():
             for model in sorted(backend.estimated):
@@ -93,6 +94,9 @@ class Repository:
 
     async def _explore(self, dispatcher: Dispatcher, backend: Backend, model: str) -> None:
         for size, length, samples in synthetic_batches(backend, model):
+            known, half = dispatcher.learned(model), size // 2
+            if half >= _FEW and half * known.service_time(1, length) < _WORTH * known.service_time(half, length):
+                continue
             while dispatcher.open_calls:  # noqa: ASYNC110  (it has no event, and the pause need not be caught at once)
                 await asyncio.sleep(_POLL_INTERVAL)
             if self._inference.models[model].id != model or model in self._inference.fleet.unloaded:
