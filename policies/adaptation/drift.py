@@ -18,10 +18,10 @@ The last time a sum was 0 is the estimate of the change point. One value is clip
 window), so that a single outlier raises no alarm. After an alarm by batches the service times are learned anew, from
 those since the change point.
 
-The threshold for batches is 3: about 15 batches at 1.5 times the expected time, about 35 at 1.2 times. With noise of
-variance v, a sum reaches a height h by chance about once in exp(2 x 0.1 h / v) excursions: once in e^240 at 5 per cent
-noise. For noisier service times the threshold is 100 v, once in e^20. v is half the mean square of successive
-differences, which a jump hardly affects.
+The threshold for batches is 3: about 15 batches at 1.5 times the expected time, about 35 at 1.2 times. It is 300 times
+the variance v of log ratios if that is more, since disturbances of a device last for many batches: about 75 batches at
+1.5 times the expected time if v is 0.05. v is half the mean square of successive differences, which a jump hardly
+affects.
 
 The threshold for energy windows is 0.4: two windows of 1.5 times the energy. Each window averages at least eight
 batches. A batch missing from one window is counted in the next, so such errors do not accumulate. An alarm is a drift
@@ -53,7 +53,8 @@ from policies.adaptation.learned_times import LearnedTimes, ServedBatch
 from policies.profile import Profile
 
 _MAX_BATCHES = 256  # kept
-_UNDECIDED = 0.1  # part of the threshold of an alarm above which a change may have begun
+_TIME_THRESHOLD, _PER_VARIANCE, _ENERGY_THRESHOLD = 3.0, 300.0, 0.4  # of sums, beyond which there is an alarm
+_UNDECIDED = 0.05  # part of the threshold of an alarm above which a change may have begun
 _TIME_EFFECT = 0.1  # relative error of service times up to which another policy would be no better
 _FIRST_LOOK, _LAST_LOOK = 16, 2048  # batches after which the learned times are compared with those in use
 _MAX_WINDOWS = 64  # kept
@@ -63,29 +64,18 @@ _MIN_WINDOW_BATCHES = 8  # of an energy window: a batch at its edge is then at m
 
 
 class CusumDetector:
-    """Two-sided CUSUM detector of a change of the mean ratio from 1, with an estimate of the change point."""
+    """Two-sided CUSUM detector of ratios that deviate from 1, with an estimate of the change point.
 
-    __slots__ = (
-        "_allowance",
-        "_clip",
-        "_count",
-        "_down",
-        "_down_since",
-        "_last",
-        "_per_variance",
-        "_threshold",
-        "_up",
-        "_up_since",
-        "_variance",
-    )
+    Attributes:
+        variance: of log ratios, by successive differences.
+    """
 
-    def __init__(self, allowance: float, clip: float, threshold: float, per_variance: float = 0.0) -> None:
-        """Set allowance and clip of a log ratio, and the threshold.
+    __slots__ = ("_allowance", "_clip", "_count", "_down", "_down_since", "_last", "_up", "_up_since", "variance")
 
-        The threshold is at least `per_variance` times the variance of log ratios.
-        """
-        self._allowance, self._clip, self._threshold, self._per_variance = allowance, clip, threshold, per_variance
-        self._count, self._last, self._variance = 0, 0.0, 0.0
+    def __init__(self, allowance: float, clip: float) -> None:
+        """Set allowance and clip of a log ratio."""
+        self._allowance, self._clip = allowance, clip
+        self._count, self._last, self.variance = 0, 0.0, 0.0
         self._up = self._down = 0.0
         self._up_since = self._down_since = 0
 
@@ -99,7 +89,7 @@ class CusumDetector:
         self._count = count = self._count + 1
         step = value - self._last
         self._last = value
-        self._variance += (step * step / 2 - self._variance) / min(count, 64)
+        self.variance += (step * step / 2 - self.variance) / min(count, 64)
         self._up = up = self._up + value - self._allowance
         if up <= 0.0:
             self._up, self._up_since = 0.0, count
@@ -109,13 +99,8 @@ class CusumDetector:
 
     @property
     def level(self) -> float:
-        """The larger sum over the threshold."""
-        return max(self._up, self._down) / max(self._threshold, self._per_variance * self._variance)
-
-    @property
-    def alarm(self) -> bool:
-        """Whether either sum is above the threshold."""
-        return self.level > 1.0
+        """The larger sum."""
+        return max(self._up, self._down)
 
     @property
     def since_change(self) -> int:
@@ -125,7 +110,7 @@ class CusumDetector:
     def reset(self) -> None:
         """Reset both sums; the estimate of the variance is kept."""
         self._up = self._down = 0.0
-        self._up_since = self._down_since = self._count
+        self._up_since = self._down_since = self._count = 0
 
 
 class DriftDetector:
@@ -146,8 +131,8 @@ class DriftDetector:
         self._batches: deque[ServedBatch] = deque(maxlen=_MAX_BATCHES)
         self._next_look = _FIRST_LOOK
         self._windows: deque[EnergyWindow] = deque(maxlen=_MAX_WINDOWS)
-        self._times = CusumDetector(_TIME_EFFECT, clip=0.3, threshold=3.0, per_variance=100.0)
-        self._energies = CusumDetector(EFFECT, clip=0.4, threshold=0.4)
+        self._times = CusumDetector(_TIME_EFFECT, clip=0.3)
+        self._energies = CusumDetector(EFFECT, clip=0.4)
         self._windows_since_refit = 0
         self._looks: tuple[int, ...] = ()  # the remaining ones of _LOOKS, none before a refit
         self._counts = [0] * (profile.max_batch_size + 1)  # batches by size since `_reading`
@@ -202,11 +187,12 @@ class DriftDetector:
         return Refit(self.profile, tuple(drifts)) if drifts else None
 
     def _refit_times(self) -> Drift | None:
-        if self._times.alarm:
+        threshold = max(_TIME_THRESHOLD, _PER_VARIANCE * self._times.variance)
+        if self._times.level > threshold:
             self._learned.restart(_last(self._batches, self._times.since_change))
             self._times.reset()
             self._next_look = self._learned.batches
-        if self._learned.batches < self._next_look or self._times.level > _UNDECIDED:
+        if self._learned.batches < self._next_look or self._times.level > _UNDECIDED * threshold:
             return None
         self._next_look += min(max(self._next_look, _FIRST_LOOK), _LAST_LOOK)
         change = self._learned.change()
@@ -228,7 +214,7 @@ class DriftDetector:
         return labelled(changed, "service times", self._learned.batches)
 
     def _refit_energies(self) -> Drift | None:
-        if not self._energies.alarm:
+        if self._energies.level <= _ENERGY_THRESHOLD:
             return self._fit_energies_again()
         windows = _last(self._windows, self._energies.since_change)
         windows = windows[1:] or windows  # the change point is within the first

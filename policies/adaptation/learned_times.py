@@ -10,8 +10,8 @@ follows where batches are, and its trend goes on beyond. Each batch is one Kalma
 
 The noise of a service time is proportional to it. Its variance is estimated from the innovations (Mehra, "On the
 identification of variances and adaptive Kalman filtering", IEEE Trans. Automatic Control 15, 1970, equation 9), with a
-memory of 256 batches. An innovation counts up to three standard deviations, and up to the expected value, so that one
-outlier changes little; the variance of the correction falls by the same part only, so that several change it.
+memory of 256 batches. An innovation counts up to five standard deviations, and up to twice the expected value, so that
+one outlier changes little; the variance of the correction falls by the same part only, so that several change it.
 
 The variance of the correction grows by that of a change of a tenth of the prior's standard deviations in 2,000
 batches, so that old batches are forgotten slowly. A change of level is detected by a CUSUM (drift.py); `restart` then
@@ -33,7 +33,7 @@ _DECAY = 2.0  # octaves, or lengths, over which correlations decay
 _FORGETTING = 0.1**2 / 2000  # of the prior's variance, by batch
 _FIRST_NOISE, _LEAST_NOISE = 0.2, 1e-3  # relative standard deviation of a service time: before any batch, and least
 _NOISE_MEMORY = 256  # batches
-_MOST_INNOVATION = 3.0  # standard deviations
+_MOST_INNOVATION = 5.0  # standard deviations
 _CHANGE, _CONFIDENCE = 0.15, 3.0  # relative change of the level that is significant, and its standard errors
 _SHAPE_CHANGE = 0.08  # relative change at one node
 _SHARE, _FEWEST = 0.01, 5.0  # share and number of the recent batches with which a node counts
@@ -110,7 +110,7 @@ class LearnedTimes:
         gains = self._covariance[:, nodes] @ parts
         noise = self._noise * expected**2
         variance = float(parts @ gains[nodes]) + noise
-        most = min(_MOST_INNOVATION * sqrt(variance), expected)
+        most = min(_MOST_INNOVATION * sqrt(variance), 2.0 * expected)
         innovation = min(max(ratio - expected, -most), most)
         counted = min(most / abs(ratio - expected), 1.0) if ratio != expected else 1.0
         self._ratios += gains * (innovation / variance)
@@ -144,7 +144,7 @@ class LearnedTimes:
         """Learn anew from the used profile and the latest batches, at least one, since the device has changed.
 
         The first of them do not count if they fit the former level better than the median of all. The others count up
-        to three standard deviations from it, by their median absolute deviation.
+        to five standard deviations from it, by their median absolute deviation.
         """
         self._first_batches = None
         self._ratios = self._used
@@ -166,7 +166,7 @@ class LearnedTimes:
 
         It is if the mean over the recent batches differs by more than 15 per cent and three standard errors; then the
         factor is that of the mean. It also is if that of a node with a hundredth of them, and at least five, differs
-        from the mean's by more than 8 per cent and three standard errors, since gains of batching are of that size; then
+        from the mean's by more than 8 per cent and three standard errors, as gains of batching are of that size; then
         the factor is that node's, and the second value is True.
         """
         total = float(self._weights.sum())

@@ -71,6 +71,12 @@ class Bins:
         fixed.edges, fixed._sizes = self._find_edges(sizes), None
         return fixed
 
+    def fixed(self) -> "Bins":
+        """Return bins with the present edges, which do not learn from arriving requests."""
+        found = Bins(self.bins, _no_edges, self.pooled)
+        found.edges, found._sizes = tuple(self.edges), None
+        return found
+
     def rescale(self, convert: Callable[[float], float]) -> None:
         """Convert all sizes and edges, s, since the service times of the same requests have changed."""
         self.edges = [convert(edge) for edge in self.edges]
@@ -87,6 +93,10 @@ class Bins:
             self.edges = self._find_edges(self._sizes)
             self.updates += 1
             self._until_update = min(len(self._sizes), _WINDOW // 2)
+
+
+def _no_edges(_: Sequence[float]) -> Sequence[float]:
+    return ()
 
 
 def mispredicted(kind: Kind, bins: int, probability: float, rng: np.random.Generator) -> Kind:

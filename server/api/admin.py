@@ -9,9 +9,11 @@ from typing import Any, TypeVar
 from fastapi import FastAPI
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
+from starlette.responses import Response
 
 from policies.catalog import Chosen, names_file
 from policies.planning.reachability import objective_warnings
+from policies.profile import ProfileFile
 from policies.smdp.table import actions_json, certificate_json
 from server.api.inference import Inference
 from server.api.openapi import KEYED_ERRORS, MODEL_ERRORS, documented, json_content
@@ -61,12 +63,18 @@ def _add_policies(app: FastAPI, inference: Inference) -> None:
         return first if len(policies) == 1 else first | {"devices": policies}
 
     reading = documented("The current policy, its expected response time and power", Policy, MODEL_ERRORS)
+    profile_route = documented("The profile as it is known now, as a profile file", ProfileFile, MODEL_ERRORS)
     changed = documented("Swap the policy", Policy, (*MODEL_ERRORS, 413), body=json_content(PolicyChange))
     solved = documented("Solve again for the current profile", Policy, (*MODEL_ERRORS, 413))
 
     @app.get("/admin/models/{model}/policy", response_model_exclude_unset=True, **reading)
     async def read_policy(model: str) -> dict[str, Any]:
         return await describe(inference.model(model).name)
+
+    @app.get("/admin/models/{model}/profile", **profile_route)
+    async def read_profile(model: str) -> Response:
+        name = inference.model(model).name
+        return Response(fleet.first_of(name).learned(name).to_json(), media_type="application/json")
 
     @app.put("/admin/models/{model}/policy", response_model_exclude_unset=True, **changed)
     async def set_policy(model: str, request: Request) -> dict[str, Any]:

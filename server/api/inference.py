@@ -16,6 +16,7 @@ from server.models.model import Codec, DecodeCost, Inputs, ServedModel
 from server.scheduling.admission import reject_if_full
 from server.scheduling.calls import Sample
 from server.scheduling.fleet import Fleet
+from server.scheduling.predictor import Predictor
 from server.transport.content_encoding import decompress_in_pieces
 from server.transport.json_limits import MAX_JSON_BYTES, JsonSize, check_json
 from server.transport.memory_budget import MemoryBudget
@@ -83,6 +84,7 @@ class Inference:
         user_code: limits their concurrent calls to `_USER_THREADS`, so that waiting calls can be cancelled.
         parsing: limits concurrent parsing of long JSON documents to one, since parsing blocks the interpreter.
         calls: number of open calls by id of the model.
+        predictors: by device, what compares predicted with measured response times.
         max_json_bytes: of the JSON part of a call.
     """
 
@@ -100,6 +102,7 @@ class Inference:
     user_pool: Pool = field(default_factory=lambda: ThreadPoolExecutor(_USER_THREADS, "user-code"))
     user_code: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_USER_THREADS))
     calls: Counter[str] = field(default_factory=Counter)
+    predictors: dict[str, Predictor] = field(default_factory=dict)
     max_json_bytes: int = MAX_JSON_BYTES
     _ended: dict[str, asyncio.Event] = field(default_factory=dict)  # set after the last of these calls
 

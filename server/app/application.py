@@ -57,6 +57,7 @@ def create_fastapi(inference: Inference, version: str, repository: ModelReposito
     """Create the FastAPI application, whose lifespan runs the dispatchers and the history."""
     dashboard = DashboardData(inference)
     background = {"dispatchers": inference.fleet.run, "history": dashboard.record_history}
+    background |= {f"predictions, {device}": each.run for device, each in inference.predictors.items()}
     if repository is not None:
         background["profiles"] = repository.explore
 

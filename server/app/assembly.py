@@ -22,7 +22,8 @@ from server.scheduling.admission import Limits
 from server.scheduling.controller import Controller
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
-from server.scheduling.solver_process import solve_again_in_process
+from server.scheduling.predictor import Predictor
+from server.scheduling.solver_process import predict_in_process, solve_again_in_process
 from server.telemetry.metrics import Metrics
 from server.transport.auth import Keys, load_keys
 from server.transport.memory_budget import MemoryBudget
@@ -79,6 +80,11 @@ def assemble(plan: ServerPlan, profile_source: ProfileSource, tracing: "Tracing 
         metrics.watch(model, *(partial(read, model) for read in readings))
         metrics.weights(model, described.weights == "random")
     metrics.watch_backlog(fleet.backlog)
+    for dispatcher in dispatchers:
+        pool = ThreadPoolExecutor(1, "predictor")
+        predictor = Predictor(dispatcher, metrics, predict_in_process, pool)
+        metrics.observe_batches(dispatcher.device, predictor.completed)
+        inference.predictors[dispatcher.device] = predictor
     repository = Repository(inference, dispatchers, profile_source)
     app, keys = Application(inference, version("batchwright"), repository), keys_of(settings)
     requests = RequestMiddleware(

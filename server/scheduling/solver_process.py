@@ -20,6 +20,7 @@ from typing import Any
 from threadpoolctl import threadpool_limits
 
 from policies.catalog import Chosen, choose, solved_again, takes_long
+from policies.planning.prediction import Prediction, Traffic, predict
 from policies.profile import Profile
 from policies.queue.monitor import NoMonitor
 from policies.types import SpecError
@@ -58,13 +59,30 @@ def solve_again_in_process(chosen: Chosen, profile: Profile, factor: float, marg
     return replace(found, profile=profile, bins=chosen.bins)
 
 
+def predict_in_process(models: Mapping[str, Traffic]) -> Mapping[str, Prediction]:
+    """As `predict`; blocks meanwhile, but holds the interpreter lock only to read the result.
+
+    Raises:
+        RuntimeError: the process failed.
+    """
+    sent = {model: replace(each, chosen=_without_solver(each.chosen)) for model, each in models.items()}
+    found: Mapping[str, Prediction] = pickle.loads(_call("predictions", predict, sent))  # noqa: S301
+    return found
+
+
+def _without_solver(chosen: Chosen) -> Chosen:
+    """A policy without what cannot be pickled: of the bins the present edges stay."""
+    bins = None if chosen.bins is None else chosen.bins.fixed()
+    return replace(chosen, bins=bins, solve_for=None)
+
+
 @lru_cache(_CACHED)
 def _choose(text: str, profile: Profile, defaults: tuple[tuple[str, str], ...]) -> bytes:
     """Return the pickled policy, of which each device needs a monitor of its own."""
     return _call(text, choose, text, profile, dict(defaults))
 
 
-def _call(spec: str, function: Callable[..., Chosen], *arguments: Any) -> bytes:
+def _call(spec: str, function: Callable[..., Any], *arguments: Any) -> bytes:
     """Return the pickled result of a call that is made in a process."""
     with _turn, _start() as process:
         assert process.stdin is not None

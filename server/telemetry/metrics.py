@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
+from policies.planning.prediction import Prediction
 from policies.types import Request
 from server.telemetry.batch_record import BatchRecord
 from server.telemetry.history import History
@@ -68,6 +69,7 @@ class Metrics:
         self._outcome = cache(counter("requests", "Requests by outcome", "model", "outcome").labels)
         self._policies: dict[tuple[str, str], tuple[str, str]] = {}
         self._observers: dict[str, Callable[[str, float, int], None]] = {}
+        self._batch_observers: dict[str, Callable[[BatchRecord], None]] = {}
         self._rejected = counter("rejected", "Requests rejected by admission control, by reason", "model", "reason")
         self._late = counter(
             "deadline_missed",
@@ -120,8 +122,21 @@ class Metrics:
             "Time by which the bound of maximum ages is reduced to meet the objective, s",
             *served,
         )
+        self._predicted = gauge(
+            "predicted_response_seconds",
+            "Predicted response time from the queue to the end of the batch: mean, and p95, s",
+            *served,
+            "statistic",
+        )
+        self._predicted_size = gauge("predicted_batch_size", "Predicted mean batch size", *served)
         self._random_weights = gauge("random_weights", "1 if the model runs with random weights, else 0", "model")
         self._policy_info = gauge("policy_info", "1 for the policy in use", *served, "policy", "spec")
+
+    def predicted(self, model: str, device: str, found: Prediction) -> None:
+        """Set the predicted figures of a model on a device."""
+        self._predicted.labels(model, device, "mean").set(found.mean)
+        self._predicted.labels(model, device, "p95").set(found.p95)
+        self._predicted_size.labels(model, device).set(found.batch_size)
 
     def watch(self, model: str, queue_length: _Read, arrival_rate: _Read, capacity: _Read) -> None:
         """Export gauges by callback: queue length, arrival rate and largest service rate, 1/s.
@@ -202,6 +217,10 @@ class Metrics:
         """
         self._observers[device] = observer
 
+    def observe_batches(self, device: str, observer: Callable[[BatchRecord], None]) -> None:
+        """Call an observer for each batch that a device has completed."""
+        self._batch_observers[device] = observer
+
     def batch_completed(self, batch: BatchRecord) -> None:
         """Count a completed batch, or some stages of one; requests are counted with their last stage."""
         labels = batch.model, batch.device
@@ -213,6 +232,8 @@ class Metrics:
         self.history.batch_completed(batch)
         self._batches.labels(*labels, batch.policy, batch.launch.reason).inc()
         self._service.labels(*labels).observe(batch.service)
+        if (observer := self._batch_observers.get(batch.device)) is not None:
+            observer(batch)
         if batch.energy is not None:
             self._energy.labels(*labels, batch.energy_source).inc(batch.energy)
 

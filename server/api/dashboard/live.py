@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from policies.catalog import Chosen
 from policies.charts.action_table import actions, depends_on_mean_rate, describe_policy, max_ages_at_rates
+from policies.planning.prediction import Prediction
 from policies.planning.reachability import objective_warnings
 from policies.profile import Profile
 from server.api.admin import describe_devices
@@ -150,10 +151,27 @@ class DashboardData:
             "arrival_rate_hz": fleet.arrival_rate(model),
             "policy": self._policy(key),
             "slo_ms": 1e3 * chosen.objective,  # infinity is null
+            "prediction": self._prediction(key),
             "seq": self._history.seq(model),
             "batches": self._history.batches(model),
             "observed": observed if len(fleet.devices_of(model)) == 1 else [],  # several profiles cannot be compared
         }
+
+    def _prediction(self, key: _ModelOnDevice) -> dict[str, Any] | None:
+        predictor = self._inference.predictors.get(self._fleet.dispatchers[key[1]].device)
+        found = None if predictor is None else predictor.comparison(key[0])
+        if found is None:
+            return None
+        return {
+            "rate_hz": found.rate,
+            "neighbours": found.neighbours,
+            "predicted": _figures(found.predicted),
+            "measured": _figures(found.measured),
+        }
+
+
+def _figures(found: Prediction) -> dict[str, float]:
+    return {"mean_ms": 1e3 * found.mean, "p95_ms": 1e3 * found.p95, "batch_size": found.batch_size}
 
 
 def curl_example(inference: Inference, model: str, address: str) -> str:

@@ -188,5 +188,5 @@ def test_a_process_that_failed_is_started_again(started: list[Fork]) -> None:
 def test_what_the_solver_prints_is_not_taken_for_its_result(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    assert pickle.loads(solver_process._call(LONG, print, "printed")) is None  # type: ignore[arg-type]
+    assert pickle.loads(solver_process._call(LONG, print, "printed")) is None
     assert capfd.readouterr().err == "printed\n"

@@ -89,6 +89,7 @@ function show(state, more) {
   showWeights(state.weights);
   showDevices(state.devices, state.model);
   showFigures(state);
+  showPrediction(state.prediction);
   showBatches(state.batches);
   if (document.hidden || !page.view) return;
   showPolicy(state);
@@ -128,6 +129,16 @@ function showFigures(state) {
   document.body.classList.toggle("without-energy", page.view && !known);
   figure("watts", known ? watts.at(-1) ?? null : null);
   figure("energy", each.at(-1) ?? null);
+}
+
+function showPrediction(prediction) {
+  find("prediction").hidden = !prediction;
+  if (!prediction) return;
+  const short = (value) => +value.toPrecision(3);
+  const described = ({ mean_ms, p95_ms, batch_size }) => `mean ${short(mean_ms)} ms, p95 ${short(p95_ms)} ms, batches of ${short(batch_size)}`;
+  const others = Object.entries(prediction.neighbours).map(([model, rate]) => ` beside ${model} at ${short(rate)}/s`).join(",");
+  text(find("prediction"), `Predicted at ${short(prediction.rate_hz)}/s${others}: ${described(prediction.predicted)}. ` +
+    `Measured in the last minute, without decoding and HTTP: ${described(prediction.measured)}.`);
 }
 
 function showObjective(p95, slo) {

@@ -1,0 +1,111 @@
+"""Predicted response times of the models of a device, by simulation of their policies at measured arrival rates."""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from math import inf
+
+import numpy as np
+
+from policies.catalog import Chosen, combine, rate_time_constant
+from policies.profile import Profile
+from policies.queue.batcher import Batcher
+from policies.queue.monitor import ForgettingMonitor
+from policies.queue.simulator import simulate
+from policies.types import Launch, Request
+
+_REQUESTS = 6000  # of all models together
+_FIRST = 0.1  # part of the requests that does not count, since the queue is empty at first
+_LEAST_CV = 0.02  # coefficient of variation up to which service times are drawn as constant
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """The calls of a model, and how its device serves them.
+
+    Attributes:
+        chosen: its policy.
+        profile: its service times; `cvs` vary them.
+        rate: arrivals a second.
+        lengths: of some of its requests; empty where they do not differ.
+    """
+
+    chosen: Chosen
+    profile: Profile
+    rate: float
+    lengths: Sequence[float] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Predicted figures of a model: mean and 95th percentile of the response time, s, and mean batch size."""
+
+    mean: float
+    p95: float
+    batch_size: float
+
+
+def predict(models: Mapping[str, Traffic], seed: int = 0) -> dict[str, Prediction]:
+    """Simulate Poisson arrivals at these rates on one device, which serves all models by their policies.
+
+    Service times are gamma distributed around the profiles' means. Above capacity the figures depend on the length of
+    the simulation, and only say that the queue grows.
+
+    Args:
+        models: by name; those without arrivals are left out.
+        seed: of the arrivals, lengths and service times.
+    """
+    rng = np.random.default_rng(seed)
+    served = {model: each for model, each in models.items() if each.rate > 0.0}
+    if not served:
+        return {}
+    duration = _REQUESTS / sum(each.rate for each in served.values())
+    requests = sorted(
+        (request for model, each in served.items() for request in _requests(model, each, duration, rng)),
+        key=lambda request: request.arrival,
+    )
+    for index, request in enumerate(requests):
+        request.id = index
+    policy, monitor = combine({model: _unused(each) for model, each in served.items()})
+    largest = {model: each.profile.max_batch_size for model, each in served.items()}
+    responses: dict[str, list[float]] = {model: [] for model in served}
+    sizes: dict[str, list[int]] = {model: [] for model in served}
+
+    def service_time(launch: Launch) -> float:
+        each = served[launch.requests[0].kind.model]
+        size = len(launch.requests)
+        longest = max(request.payload for request in launch.requests)
+        mean, cv = each.profile.service_time(size, longest), (each.profile.cvs or (0.0,) * size)[size - 1]
+        return mean if cv < _LEAST_CV else mean * float(rng.gamma(cv**-2, cv**2))
+
+    first = duration * _FIRST
+    for service in simulate(Batcher(policy, largest, monitor), requests, service_time):
+        if service.start < first:
+            continue
+        model = service.launch.requests[0].kind.model
+        sizes[model].append(len(service.launch.requests))
+        responses[model] += [service.finish - request.arrival for request in service.finished]
+    return {
+        model: Prediction(float(np.mean(found)), float(np.quantile(found, 0.95)), float(np.mean(sizes[model])))
+        for model, found in responses.items()
+        if found
+    }
+
+
+def _requests(model: str, traffic: Traffic, duration: float, rng: np.random.Generator) -> list[Request]:
+    count = max(1, round(duration * traffic.rate))
+    arrivals = np.sort(rng.uniform(0.0, duration, count)).tolist()  # of a Poisson process, given their number
+    lengths = rng.choice(np.array(traffic.lengths or (0.0,), float), count).tolist()
+    made = []
+    for arrival, length in zip(arrivals, lengths, strict=True):
+        size = traffic.profile.time_alone(length)
+        kind = traffic.chosen.kind(model, size)
+        made.append(Request(0, arrival, kind, arrival + traffic.chosen.slo, inf, size, 1, length))
+    return made
+
+
+def _unused(traffic: Traffic) -> Chosen:
+    """The policy with a monitor of its own."""
+    monitor = traffic.chosen.monitor
+    fresh = ForgettingMonitor(rate_time_constant(traffic.profile))
+    return replace(traffic.chosen, monitor=fresh if isinstance(monitor, ForgettingMonitor) else deepcopy(monitor))

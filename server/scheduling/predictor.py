@@ -1,0 +1,188 @@
+"""Predicted beside measured response times of the models of one device, over the last minute.
+
+A prediction is a simulation of the policies in use, with the service times as learned and the arrival rates and lengths
+of the last minute. It is made in a process, off the event loop, and again when one of these has changed.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from functools import partial
+from math import log
+
+import numpy as np
+
+from policies.planning.prediction import Prediction, Traffic
+from server.scheduling.dispatcher import Dispatcher
+from server.telemetry.batch_record import BatchRecord
+from server.telemetry.metrics import Metrics
+
+_log = logging.getLogger("batchwright.predictor")
+_WINDOW = 60.0  # s
+_INTERVAL = 5.0  # s between two comparisons
+_FEWEST = 100  # requests in the window
+_MOST = 20_000  # requests kept
+_LENGTHS = 500  # of the latest requests
+_STEP = 0.05  # relative change of a rate, or of a service time, with which the prediction is made again
+_APART, _REPORTS = 0.2, 600.0  # relative difference that is reported, and least time between reports, s
+_POISSON = (0.6, 1.6)  # squared coefficient of variation of interarrival times
+_SLOWER = 1.1  # measured over learned service times
+Predict = Callable[[Mapping[str, Traffic]], Mapping[str, Prediction]]
+
+
+@dataclass(slots=True)
+class _Window:
+    """Requests and batches of the last minute of one model.
+
+    Attributes:
+        requests: instant of completion, response time, s, size of the batch, instant of arrival, and length.
+        ratio: measured over learned service times of the latest batches, a moving mean.
+        apart_since: instant since which predicted and measured differ, s; None while they do not.
+        reported: instant of the last report, s.
+    """
+
+    requests: deque[tuple[float, float, int, float, float]] = field(default_factory=lambda: deque(maxlen=_MOST))
+    ratio: float = 1.0
+    apart_since: float | None = None
+    reported: float = -_REPORTS
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Predicted and measured figures of a model.
+
+    Attributes:
+        predicted: by the simulation.
+        measured: over the last minute, from the queue to the end of the batch, without decoding and HTTP.
+        rate: arrivals a second in that minute.
+        neighbours: rates of the other models of the device, 1/s.
+    """
+
+    predicted: Prediction
+    measured: Prediction
+    rate: float
+    neighbours: Mapping[str, float]
+
+
+class Predictor:
+    """Compares predicted with measured response times of one device."""
+
+    def __init__(self, dispatcher: Dispatcher, metrics: Metrics, predict: Predict, pool: Executor) -> None:
+        """`predict` is called in a thread of `pool`."""
+        self._dispatcher = dispatcher
+        self._metrics = metrics
+        self._predict = predict
+        self._pool = pool
+        self._windows: dict[str, _Window] = {model: _Window() for model in dispatcher.chosen}
+        self._inputs: object = None
+        self._found: Mapping[str, Prediction] = {}
+        self._comparisons: dict[str, Comparison] = {}
+
+    def completed(self, batch: BatchRecord) -> None:
+        """Add a completed batch."""
+        window = self._windows[batch.model]
+        for request in batch.finished:
+            length = request.payload.length
+            window.requests.append((batch.ended, batch.ended - request.arrival, batch.size, request.arrival, length))
+        if batch.whole:
+            longest = max([request.payload.length for request in batch.launch.requests])
+            profile = self._dispatcher.chosen[batch.model].profile
+            learned = profile.service_time(min(batch.size, profile.max_batch_size), longest)
+            window.ratio += (batch.service / learned - window.ratio) / 64
+
+    def comparison(self, model: str) -> Comparison | None:
+        """The comparison of a model; None without enough requests in the last minute."""
+        return self._comparisons.get(model)
+
+    async def run(self) -> None:
+        """Compare every few seconds, until cancelled."""
+        while True:
+            await asyncio.sleep(_INTERVAL)
+            try:
+                await self._compare(self._dispatcher.now())
+            except Exception:  # noqa: BLE001  (a bug here must not end the comparisons of the others)
+                _log.exception("%s: response times are not predicted any more", self._dispatcher.device)
+                return
+
+    async def _compare(self, now: float) -> None:
+        traffic = {model: self._traffic(model, now) for model in self._windows}
+        known = {model: each for model, each in traffic.items() if each is not None}
+        if any(each is not None and each.profile.stages > 1 for each in traffic.values()):
+            return  # stages are not simulated
+        inputs = {model: _rounded(each) for model, each in known.items()}
+        if known and inputs != self._inputs:
+            work = partial(self._predict, known)
+            self._found = await asyncio.get_running_loop().run_in_executor(self._pool, work)
+            self._inputs = inputs
+        self._comparisons = {}
+        for model, each in known.items():
+            measured, predicted = self._measured(model), self._found.get(model)
+            if measured is None or predicted is None:
+                continue
+            neighbours = {name: other.rate for name, other in known.items() if name != model and other.rate > 0.0}
+            self._comparisons[model] = Comparison(predicted, measured, each.rate, neighbours)
+            self._metrics.predicted(model, self._dispatcher.device, predicted)
+            self._report(model, predicted, measured, now)
+
+    def _traffic(self, model: str, now: float) -> Traffic | None:
+        """What arrived in the last minute; None with a change of the policy's model, or before a minute has passed."""
+        window = self._windows[model].requests
+        while window and window[0][0] < now - _WINDOW:
+            window.popleft()
+        chosen = self._dispatcher.chosen[model]
+        profile = self._dispatcher.learned(model)
+        span = min(_WINDOW, now - window[0][3]) if window else _WINDOW
+        lengths = tuple(request[4] for request in list(window)[-_LENGTHS:]) if profile.varies_by_length else ()
+        return Traffic(chosen, profile, len(window) / span, lengths)
+
+    def _measured(self, model: str) -> Prediction | None:
+        window = self._windows[model].requests
+        if len(window) < _FEWEST:
+            return None
+        responses = np.array([request[1] for request in window])
+        batches = sum(1.0 / request[2] for request in window)
+        return Prediction(float(responses.mean()), float(np.quantile(responses, 0.95)), len(window) / batches)
+
+    def _report(self, model: str, predicted: Prediction, measured: Prediction, now: float) -> None:
+        """Log a line when the means have differed for a minute, at most every ten minutes."""
+        window = self._windows[model]
+        if abs(measured.mean / predicted.mean - 1.0) <= _APART:
+            window.apart_since = None
+            return
+        window.apart_since = now if window.apart_since is None else window.apart_since
+        if now < window.apart_since + _WINDOW or now < window.reported + _REPORTS:
+            return
+        window.reported = now
+        _log.warning(
+            "%s: a mean response time of %.3g ms is predicted, and %.3g ms is measured%s",
+            model,
+            1e3 * predicted.mean,
+            1e3 * measured.mean,
+            self._reason(model),
+        )
+
+    def _reason(self, model: str) -> str:
+        window = self._windows[model]
+        gaps = np.diff(np.sort([request[3] for request in window.requests]))
+        variation = float(gaps.var() / gaps.mean() ** 2)
+        if not _POISSON[0] < variation < _POISSON[1]:
+            return f": arrivals are not Poisson, the squared coefficient of variation of their gaps is {variation:.2g}"
+        if window.ratio > _SLOWER:
+            return f": batches take {window.ratio:.2f} times as long as learned, other work may share the device"
+        return "; the reason is not known"
+
+
+def _rounded(traffic: Traffic) -> tuple[object, ...]:
+    """What a prediction depends on, in steps of 5 per cent."""
+
+    def step(value: float) -> int:
+        return round(log(max(value, 1e-9)) / log(1.0 + _STEP))
+
+    largest = traffic.profile.max_batch_size
+    sizes = {1, min(2, largest), largest}
+    mean_length = float(np.mean(traffic.lengths)) if traffic.lengths else 0.0
+    times = tuple(step(traffic.profile.service_time(size, mean_length)) for size in sorted(sizes))
+    return traffic.chosen.spec, id(traffic.chosen.policy), step(traffic.rate), times, step(mean_length + 1.0)

@@ -1,0 +1,62 @@
+"""Predicted response times: against queueing theory, with lengths, and with neighbours on the device."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from policies.catalog import choose
+from policies.planning.prediction import Traffic, predict
+from policies.profile import Profile
+
+ONE = Profile("one", (0.01,))
+TWO = Profile("two", (0.01, 0.012))
+LENGTHS = (10, 100)
+PADDED = Profile("padded", (0.05, 0.1), lengths=LENGTHS, length_service_times=((0.01, 0.1), (0.02, 0.2)))
+
+
+def traffic(profile: Profile, rate: float, spec: str = "greedy", lengths: tuple[float, ...] = ()) -> Traffic:
+    return Traffic(choose(spec, profile), profile, rate, lengths)
+
+
+@pytest.mark.parametrize("cv", [0.0, 1.0])
+def test_the_mean_is_that_of_pollaczek_and_khinchine(cv: float) -> None:
+    load = 0.6
+    found = predict({"m": traffic(replace(ONE, cvs=(cv,)), load / 0.01)})["m"]
+    assert found.mean == pytest.approx(0.01 * (1.0 + load * (1.0 + cv**2) / 2.0 / (1.0 - load)), rel=0.1)
+    assert found.p95 > found.mean
+    assert found.batch_size == 1.0
+
+
+def test_batches_grow_with_the_rate_and_rare_requests_are_served_alone() -> None:
+    rare, many = (predict({"m": traffic(TWO, rate)})["m"] for rate in (0.1, 140.0))
+    assert rare.mean == pytest.approx(0.01, rel=0.02)
+    assert rare.batch_size == pytest.approx(1.0, abs=0.02)
+    assert many.batch_size > 1.6
+
+
+def test_a_neighbour_makes_responses_longer() -> None:
+    alone = predict({"m": traffic(ONE, 40.0)})["m"]
+    beside = predict({"m": traffic(ONE, 40.0), "n": traffic(ONE, 40.0), "idle": traffic(ONE, 0.0)})
+    assert set(beside) == {"m", "n"}
+    assert beside["m"].mean > 1.5 * alone.mean
+
+
+@pytest.mark.parametrize("spec", ["auto", "multi-bin:2,inner=greedy", "serial"])
+def test_lengths_are_drawn_from_those_that_were_seen(spec: str) -> None:
+    short, mixed = (predict({"m": traffic(PADDED, 5.0, spec, lengths)})["m"] for lengths in ((10.0,), (10.0, 100.0)))
+    assert short.mean == pytest.approx(0.0103, rel=0.05)
+    assert mixed.mean > 4 * short.mean
+
+
+def test_nothing_is_predicted_without_arrivals() -> None:
+    assert predict({"m": traffic(ONE, 0.0)}) == {}
+
+
+def test_a_prediction_changes_no_state_of_the_policy_in_use() -> None:
+    used = traffic(PADDED, 5.0, "multi-bin:2,inner=greedy", tuple(np.linspace(10, 100, 50).tolist()))
+    before = dict(used.chosen.monitor.rates(1e9))
+    predict({"m": used})
+    assert dict(used.chosen.monitor.rates(1e9)) == before
+    assert used.chosen.bins is not None
+    assert used.chosen.bins.sizes == []

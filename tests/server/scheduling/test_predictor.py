@@ -1,0 +1,99 @@
+"""Predicted beside measured response times, on a virtual clock."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+
+from policies.catalog import choose
+from policies.planning.prediction import Prediction, Traffic, predict
+from policies.profile import Profile
+from server.scheduling.dispatcher import Dispatcher
+from server.scheduling.predictor import Comparison, Predictor
+from server.telemetry.metrics import Metrics
+from tests.server.scheduling.test_controller import Inline
+from tests.support.fakes import UNLIMITED, FakeExecutor
+from tests.support.virtual_clock import virtual_loop
+
+ASSUMED = Profile("assumed", (0.01, 0.015, 0.02, 0.025))
+
+
+class Counting:
+    """Predicts, and counts how often."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, models: Mapping[str, Traffic]) -> Mapping[str, Prediction]:
+        self.calls += 1
+        return predict(models)
+
+
+def compare(
+    truth: Profile, gaps: Callable[[np.random.Generator], float], duration: float = 200.0
+) -> tuple[Comparison | None, int, str]:
+    """The last comparison, the number of predictions, and the metrics, of a device that serves by `truth`."""
+    loop, rng, counting = virtual_loop(), np.random.default_rng(0), Counting()
+
+    async def main() -> tuple[Comparison | None, str]:
+        metrics = Metrics()
+        chosen = {"m": choose("greedy", ASSUMED), "idle": choose("greedy", ASSUMED)}
+        dispatcher = Dispatcher(FakeExecutor(truth), chosen, metrics, loop.time, UNLIMITED)
+        predictor = Predictor(dispatcher, metrics, counting, Inline())
+        metrics.observe_batches("fake", predictor.completed)
+        tasks = [asyncio.ensure_future(dispatcher.run()), asyncio.ensure_future(predictor.run())]
+        while loop.time() < duration:
+            await asyncio.sleep(gaps(rng))
+            dispatcher.submit("m", [1.0])
+        for task in tasks:
+            task.cancel()
+        return predictor.comparison("m"), metrics.render().decode()
+
+    try:
+        comparison, metrics = loop.run_until_complete(main())
+    finally:
+        loop.close()
+    return comparison, counting.calls, metrics
+
+
+def poisson(rng: np.random.Generator) -> float:
+    return float(rng.exponential(1 / 60))
+
+
+def test_predicted_is_measured_on_a_device_that_keeps_its_profile(caplog: pytest.LogCaptureFixture) -> None:
+    found, calls, metrics = compare(ASSUMED, poisson)
+    assert found is not None
+    assert found.rate == pytest.approx(60.0, rel=0.1)
+    assert found.predicted.mean == pytest.approx(found.measured.mean, rel=0.1)
+    assert found.predicted.p95 == pytest.approx(found.measured.p95, rel=0.15)
+    assert found.predicted.batch_size == pytest.approx(found.measured.batch_size, rel=0.1)
+    assert found.neighbours == {}
+    assert calls < 30, "not at each comparison"
+    assert 'batchwright_predicted_response_seconds{device="fake",model="m",statistic="p95"}' in metrics
+    assert "is predicted" not in caplog.text
+
+
+def test_a_lasting_difference_is_logged_once_with_contention_as_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+    slower = Profile("slower", tuple(1.5 * t for t in ASSUMED.service_times))
+    with caplog.at_level(logging.WARNING):
+        found, *_ = compare(slower, poisson)  # without a controller nothing is learned
+    assert found is not None
+    assert found.measured.mean > 1.3 * found.predicted.mean
+    (line,) = [record.message for record in caplog.records if "is predicted" in record.message]
+    assert "1.50 times as long as learned" in line
+
+
+def test_arrivals_that_are_not_poisson_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    def bursts(rng: np.random.Generator) -> float:
+        return 0.0 if rng.random() < 0.9 else float(rng.exponential(10 / 60))
+
+    with caplog.at_level(logging.WARNING):
+        compare(ASSUMED, bursts)
+    assert "arrivals are not Poisson" in caplog.text
+
+
+def test_few_requests_are_not_compared() -> None:
+    found, *_ = compare(ASSUMED, lambda _: 2.0)
+    assert found is None
