@@ -297,7 +297,8 @@ def _torch_job(
     executor = ThreadExecutor(models)
     executor.call(models.load).result()
     end_idle()
-    (first,) = served.codec.synthetic_samples(1, np.random.default_rng(0))
+    lengths = served.codec.lengths
+    (first,) = served.codec.synthetic_samples(1, np.random.default_rng(0), lengths[-1] if lengths else None)
     executor.call(partial(worker_device.choose_threads, Batch(model, [first]), threads)).result()
     settings = device_settings(place, stages=stages, optimise=optimise, threads=threads), source.settings(model)
     setting = ", ".join(filter(None, (*settings, cache.sample_settings(sample))))

@@ -1,7 +1,7 @@
 """Which response times can be promised on a device: the least percentile at each arrival rate."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
 
@@ -17,6 +17,7 @@ from policies.smdp.trial import Trial
 
 _LOADS = (0.1, 0.3, 0.5, 0.7, 0.9)
 _BISECTIONS = 5  # for the highest load at which an objective is kept
+_NEGLIGIBLE_LOAD = 0.01
 _SIMULATED_REQUESTS = 15_000  # for each load
 
 
@@ -30,6 +31,7 @@ class Reachability:
         capacity: arrival rate at load 1, 1/s.
         least: by load, the least response time that can be promised, s.
         alone: service time of one request alone, s.
+        beside: what else the device serves, in words; empty where nothing does.
     """
 
     objective: float
@@ -37,13 +39,14 @@ class Reachability:
     capacity: float
     least: Mapping[float, float]
     alone: float
+    beside: str = ""
 
     @property
     def warning(self) -> str | None:
         """One line about an objective that cannot be kept at each of these loads; None if it can."""
         if self.highest_load >= max(self.least):
             return None
-        asked = f"the objective, {SHARE:.0%} within {1e3 * self.objective:g} ms,"
+        asked = f"the objective, {SHARE:.0%} within {1e3 * self.objective:g} ms,{self.beside}"
         if self.alone > self.objective:
             alone = f"{_short(1e3 * self.alone)} ms"
             found = f"{asked} cannot be kept at any arrival rate, since one request alone takes {alone}"
@@ -90,11 +93,34 @@ def _least_percentile(profile: Profile, load: float) -> float:
     return min(float(np.quantile(simulate_table(t, device, trial.instants).responses, SHARE)) for t in tables)
 
 
-def objective_warnings(chosen: Chosen) -> list[str]:
-    """Return a line for an objective that the policy does not pursue, and one for an objective that cannot be kept."""
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """Another model of the device: its name, its profile, and its arrivals a second."""
+
+    model: str
+    profile: Profile
+    rate: float
+
+    @property
+    def load(self) -> float:
+        """The part of the device's time that it takes, if its batches are as large as is most efficient."""
+        return self.rate / self.profile.capacity
+
+
+def objective_warnings(chosen: Chosen, neighbours: Sequence[Neighbour] = ()) -> list[str]:
+    """Return a line for an objective that the policy does not pursue, and one for an objective that cannot be kept.
+
+    Neighbours leave the model a part of the device's time: its service times count as longer by that part, to at most
+    ten times as long. So the line says what can be promised at their present rates.
+    """
     if chosen.objective == inf:
         return []
-    reached = reachability(chosen.profile, chosen.objective).warning
+    busy = [each for each in neighbours if each.load > _NEGLIGIBLE_LOAD]
+    longer = 1.0 / max(1.0 - sum(each.load for each in busy), 0.1)
+    times = tuple(longer * time for time in chosen.profile.service_times)
+    profile = replace(chosen.profile, service_times=times) if busy else chosen.profile
+    named = "".join(f" beside {each.model} at {_short(each.rate)}/s," for each in busy)
+    reached = replace(reachability(profile, chosen.objective), beside=named).warning
     found = [] if reached is None else [reached]
     if chosen.slo == inf:
         asked = f"{SHARE:.0%} within {1e3 * chosen.objective:g} ms"

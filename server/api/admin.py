@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from policies.catalog import Chosen, names_file
-from policies.planning.reachability import objective_warnings
+from policies.planning.reachability import Neighbour, objective_warnings
 from policies.profile import ProfileFile
 from policies.smdp.table import actions_json, certificate_json
 from server.api.inference import Inference
@@ -57,7 +57,7 @@ def _add_policies(app: FastAPI, inference: Inference) -> None:
         policies: dict[str, dict[str, Any]] = {}
         for dispatcher in fleet.devices_of(name):
             chosen = dispatcher.chosen[name]
-            warnings = await asyncio.to_thread(objective_warnings, chosen)
+            warnings = await asyncio.to_thread(objective_warnings, chosen, neighbours_of(dispatcher, name))
             policies[dispatcher.device] = describe_policy(chosen, dispatcher.arrival_rate(name), warnings)
         first = policies[fleet.first_of(name).device]
         return first if len(policies) == 1 else first | {"devices": policies}
@@ -133,6 +133,12 @@ def describe_devices(fleet: Fleet) -> list[dict[str, Any]]:
         }
         for dispatcher in fleet.dispatchers
     ]
+
+
+def neighbours_of(dispatcher: Dispatcher, model: str) -> list[Neighbour]:
+    """The other models of a device, by their rates as measured now."""
+    others = {name: chosen for name, chosen in dispatcher.chosen.items() if name != model}
+    return [Neighbour(name, each.profile, dispatcher.arrival_rate(name)) for name, each in others.items()]
 
 
 def _describe_model(dispatcher: Dispatcher, model: str) -> dict[str, Any]:

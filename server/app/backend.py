@@ -149,12 +149,13 @@ def make_backend(plan: DevicePlan, profile_source: ProfileSource) -> Backend:
 
 
 def _choose_threads(device: WorkerDevice, model: ServedModel, settings: Settings) -> None:
-    """Choose the threads of a model on the CPU by a batch of one.
+    """Choose the threads of a model on the CPU by a batch of one, of the greatest length, which takes most time.
 
     Raises:
         SpecError: the model fails on it.
     """
-    (sample,) = model.codec.synthetic_samples(1, np.random.default_rng(0))
+    lengths = model.codec.lengths
+    (sample,) = model.codec.synthetic_samples(1, np.random.default_rng(0), lengths[-1] if lengths else None)
     with one_line_errors(f"{model.name}: a batch of 1", SAMPLE_HINT):
         device.choose_threads(Batch(model.name, [sample]), settings.model_threads)
 

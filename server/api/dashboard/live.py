@@ -6,6 +6,7 @@
 import asyncio
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import log
 from typing import Any
@@ -19,9 +20,9 @@ from starlette.routing import Route
 from policies.catalog import Chosen
 from policies.charts.action_table import actions, depends_on_mean_rate, describe_policy, max_ages_at_rates
 from policies.planning.prediction import Prediction
-from policies.planning.reachability import objective_warnings
+from policies.planning.reachability import Neighbour, objective_warnings
 from policies.profile import Profile
-from server.api.admin import describe_devices
+from server.api.admin import describe_devices, neighbours_of
 from server.api.inference import Inference
 from server.errors import BadInputError
 from server.scheduling.fleet import Fleet
@@ -82,8 +83,8 @@ class DashboardData:
         async with self._chart_lock:  # concurrent clients share one rendering
             name, view = self._chart_name(key), self._view(key)
             if view.chart_name != name:
-                mean_rate = self._mean_rate(key)
-                view.chart = await asyncio.to_thread(_chart, view.chosen, key[0], mean_rate, name)
+                mean_rate, neighbours = self._mean_rate(key), self._neighbours(key)
+                view.chart = await asyncio.to_thread(_chart, view.chosen, key[0], mean_rate, name, neighbours)
                 view.chart_name = name
             return Response(view.chart, media_type="application/json", headers=_HEADERS)
 
@@ -125,8 +126,11 @@ class DashboardData:
         return float(_RATE_STEP ** round(log(mean) / log(_RATE_STEP))) if mean > 0.0 else None
 
     def _chart_name(self, key: _ModelOnDevice) -> str:
-        mean_rate = self._mean_rate(key)
-        return f"{self._run}-{key[1]}-{self._view(key).version}-{mean_rate or 0:.4g}"
+        mean_rate, busy = self._mean_rate(key), sum(each.load for each in self._neighbours(key))
+        return f"{self._run}-{key[1]}-{self._view(key).version}-{mean_rate or 0:.4g}-{busy:.1f}"
+
+    def _neighbours(self, key: _ModelOnDevice) -> list[Neighbour]:
+        return neighbours_of(self._fleet.dispatchers[key[1]], key[0])
 
     def _policy(self, key: _ModelOnDevice) -> dict[str, Any]:
         view = self._view(key)
@@ -194,7 +198,7 @@ def _status(fleet: Fleet, model: str) -> str:
     return "unavailable" if not any(dispatcher.up for dispatcher in fleet.dispatchers) else "draining"
 
 
-def _chart(chosen: Chosen, model: str, mean_rate: float | None, name: str) -> bytes:
+def _chart(chosen: Chosen, model: str, mean_rate: float | None, name: str, neighbours: Sequence[Neighbour]) -> bytes:
     table = actions(chosen, model, mean_rate)
     return orjson.dumps(
         {
@@ -207,7 +211,7 @@ def _chart(chosen: Chosen, model: str, mean_rate: float | None, name: str) -> by
             "max_ages": max_ages_at_rates(chosen),
             "objective_ms": 1e3 * chosen.objective,  # infinity is null
             "mean_rate_hz": mean_rate,
-            "warnings": objective_warnings(chosen),
+            "warnings": objective_warnings(chosen, neighbours),
             "profile": _profile(chosen.profile),
         }
     )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from policies.catalog import choose
-from policies.planning.reachability import objective_warnings, reachability
+from policies.planning.reachability import Neighbour, objective_warnings, reachability
 from policies.profile import load_profile
 from policies.smdp.choice import ShareBound, UnreachableError, choose_weight
 from policies.smdp.model import Problem
@@ -69,3 +69,14 @@ def test_a_policy_that_does_not_pursue_the_promised_objective_is_named() -> None
     both = objective_warnings(replace(choose("greedy", P4), promised=0.001))
     assert len(both) == 2
     assert replace(choose("greedy", P4), promised=inf).objective == inf
+
+
+def test_a_promise_counts_and_names_the_neighbours_of_a_device() -> None:
+    chosen = choose("smdp", P4, {"slo_p95_ms": f"{1e3 * 4 * P4.service_time(1)}"})
+    quiet = Neighbour("quiet", P4, 0.0)
+    alone, beside = objective_warnings(chosen, [quiet]), Neighbour("other", P4, 0.5 * P4.capacity)
+    assert alone == objective_warnings(chosen)
+    (line,) = objective_warnings(chosen, [quiet, beside])
+    assert f", beside other at {beside.rate:.0f}/s, can be kept only up to" in line
+    (busy,) = objective_warnings(chosen, [Neighbour("other", P4, 0.95 * P4.capacity)])
+    assert "cannot be kept at any arrival rate" in busy
