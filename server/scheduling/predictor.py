@@ -7,15 +7,15 @@ of the last minute. It is made in a process, off the event loop, and again when 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
-from math import log
 
 import numpy as np
 
 from policies.planning.prediction import Prediction, Traffic
+from policies.types import Policy
 from server.scheduling.dispatcher import Dispatcher
 from server.telemetry.batch_record import BatchRecord
 from server.telemetry.metrics import Metrics
@@ -27,6 +27,7 @@ _FEWEST = 100  # requests in the window
 _MOST = 20_000  # requests kept
 _LENGTHS = 500  # of the latest requests
 _STEP = 0.05  # relative change of a rate, or of a service time, with which the prediction is made again
+_LEAST_AGE = 30.0  # s between two predictions, each of which takes a second of a processor
 _APART, _REPORTS = 0.2, 600.0  # relative difference that is reported, and least time between reports, s
 _POISSON = (0.6, 1.6)  # squared coefficient of variation of interarrival times
 _SLOWER = 1.1  # measured over learned service times
@@ -77,7 +78,8 @@ class Predictor:
         self._predict = predict
         self._pool = pool
         self._windows: dict[str, _Window] = {model: _Window() for model in dispatcher.chosen}
-        self._inputs: object = None
+        self._before: _Inputs | None = None
+        self._next = 0.0  # earliest instant of the next prediction, s
         self._found: Mapping[str, Prediction] = {}
         self._comparisons: dict[str, Comparison] = {}
 
@@ -108,15 +110,16 @@ class Predictor:
                 return
 
     async def _compare(self, now: float) -> None:
-        traffic = {model: self._traffic(model, now) for model in self._windows}
-        known = {model: each for model, each in traffic.items() if each is not None}
-        if any(each is not None and each.profile.stages > 1 for each in traffic.values()):
-            return  # stages are not simulated
-        inputs = {model: _rounded(each) for model, each in known.items()}
-        if known and inputs != self._inputs:
+        known = {model: self._traffic(model, now) for model in self._windows}
+        enough = any(len(window.requests) >= _FEWEST for window in self._windows.values())
+        if not enough or any(each.profile.stages > 1 for each in known.values()):
+            self._comparisons = {}  # stages are not simulated
+            return
+        inputs = _inputs(known)
+        if now >= self._next and inputs.differ(self._before):
+            self._before, self._next = inputs, now + _LEAST_AGE
             work = partial(self._predict, known)
             self._found = await asyncio.get_running_loop().run_in_executor(self._pool, work)
-            self._inputs = inputs
         self._comparisons = {}
         for model, each in known.items():
             measured, predicted = self._measured(model), self._found.get(model)
@@ -127,14 +130,14 @@ class Predictor:
             self._metrics.predicted(model, self._dispatcher.device, predicted)
             self._report(model, predicted, measured, now)
 
-    def _traffic(self, model: str, now: float) -> Traffic | None:
-        """What arrived in the last minute; None with a change of the policy's model, or before a minute has passed."""
+    def _traffic(self, model: str, now: float) -> Traffic:
+        """What arrived in the last minute."""
         window = self._windows[model].requests
         while window and window[0][0] < now - _WINDOW:
             window.popleft()
         chosen = self._dispatcher.chosen[model]
         profile = self._dispatcher.learned(model)
-        span = min(_WINDOW, now - window[0][3]) if window else _WINDOW
+        span = min(_WINDOW, max(now - window[0][3], 1.0)) if window else _WINDOW
         lengths = tuple(request[4] for request in list(window)[-_LENGTHS:]) if profile.varies_by_length else ()
         return Traffic(chosen, profile, len(window) / span, lengths)
 
@@ -175,14 +178,30 @@ class Predictor:
         return "; the reason is not known"
 
 
-def _rounded(traffic: Traffic) -> tuple[object, ...]:
-    """What a prediction depends on, in steps of 5 per cent."""
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """What a prediction depends on.
 
-    def step(value: float) -> int:
-        return round(log(max(value, 1e-9)) / log(1.0 + _STEP))
+    Attributes:
+        policies: the policies by model.
+        numbers: rates, service times, and mean lengths.
+    """
 
-    largest = traffic.profile.max_batch_size
-    sizes = {1, min(2, largest), largest}
-    mean_length = float(np.mean(traffic.lengths)) if traffic.lengths else 0.0
-    times = tuple(step(traffic.profile.service_time(size, mean_length)) for size in sorted(sizes))
-    return traffic.chosen.spec, id(traffic.chosen.policy), step(traffic.rate), times, step(mean_length + 1.0)
+    policies: Mapping[str, Policy]
+    numbers: Sequence[float]
+
+    def differ(self, before: "_Inputs | None") -> bool:
+        """Whether a policy is another one, or a number has changed by more than 5 per cent."""
+        if before is None or any(policy is not before.policies[model] for model, policy in self.policies.items()):
+            return True
+        pairs = zip(self.numbers, before.numbers, strict=True)
+        return any(abs(new - old) > _STEP * max(new, old) for new, old in pairs)
+
+
+def _inputs(models: Mapping[str, Traffic]) -> _Inputs:
+    numbers = list[float]()
+    for each in models.values():
+        largest, length = each.profile.max_batch_size, float(np.mean(each.lengths)) if each.lengths else 0.0
+        numbers += [each.rate, length]
+        numbers += [each.profile.service_time(size, length) for size in sorted({1, min(2, largest), largest})]
+    return _Inputs({model: each.chosen.policy for model, each in models.items()}, numbers)
