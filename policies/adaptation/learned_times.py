@@ -120,7 +120,7 @@ class LearnedTimes:
         memory = min(self.batches + _FIRST_BATCHES, _NOISE_MEMORY)
         self._noise = max(self._noise + (measured - self._noise) / memory, _LEAST_NOISE**2)
         self._weights *= 1.0 - 1.0 / _NOISE_MEMORY
-        self._weights[nodes] += parts
+        np.add.at(self._weights, nodes, parts)  # with one size both nodes are the same
         self.batches += 1
 
     def _ratio(self, batch: ServedBatch) -> float:

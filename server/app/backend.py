@@ -211,8 +211,6 @@ def load_again(backend: Backend, name: str, id: str, before: Chosen, profile_sou
     if isinstance(device, LoadedDevice):
         _load_beside(served, device, plan.settings.hung_after_s, served.max_batch_size if _pads(plan, name) else 1)
     backend.devices.add(id, name, device)
-    if isinstance(device, WorkerDevice):
-        backend.executor.call(partial(_choose_threads, device, served, plan.settings)).result()
     limit = max(plan.settings.hung_after_s, TIMEOUT_FACTOR * before.profile.service_times[-1])
     executor = LoadingExecutor(backend.executor, id, backend.executor.name, limit)
 
@@ -220,6 +218,8 @@ def load_again(backend: Backend, name: str, id: str, before: Chosen, profile_sou
         return profile_source.measured_while_serving(plan.settings, model, executor, before.profile)
 
     try:
+        if isinstance(device, WorkerDevice):
+            backend.executor.call(partial(_choose_threads, device, served, plan.settings)).result()
         return _same_policy(before, *_ready(plan, served, executor, profile_of))
     except BaseException:
         backend.devices.remove(id)

@@ -19,10 +19,10 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits
 
-from policies.catalog import Chosen, choose, solved_again, takes_long
+from policies.catalog import Chosen, choose, rate_time_constant, solved_again, takes_long
 from policies.planning.prediction import Prediction, Traffic, predict
 from policies.profile import Profile
-from policies.queue.monitor import NoMonitor
+from policies.queue.monitor import ForgettingMonitor, NoMonitor
 from policies.types import SpecError
 
 _CACHED = 32  # policies that were set
@@ -71,9 +71,11 @@ def predict_in_process(models: Mapping[str, Traffic]) -> Mapping[str, Prediction
 
 
 def _without_solver(chosen: Chosen) -> Chosen:
-    """A policy without what cannot be pickled: of the bins the present edges stay."""
+    """A policy without what cannot be pickled, or goes on changing: of the bins the present edges stay."""
     bins = None if chosen.bins is None else chosen.bins.fixed()
-    return replace(chosen, bins=bins, solve_for=None)
+    forgets = isinstance(chosen.monitor, ForgettingMonitor)  # of which a prediction uses one of its own
+    monitor = ForgettingMonitor(rate_time_constant(chosen.profile)) if forgets else chosen.monitor
+    return replace(chosen, bins=bins, solve_for=None, monitor=monitor)
 
 
 @lru_cache(_CACHED)

@@ -105,3 +105,11 @@ def test_a_batching_gain_of_the_profile_that_is_not_there_is_unlearned_beyond_th
 
 def test_a_model_without_batches_has_no_change() -> None:
     assert LearnedTimes(PROFILE).change() is None
+
+
+def test_a_model_that_cannot_batch_is_learned_too() -> None:
+    learned = LearnedTimes(PROFILE.truncated(1))
+    learn(learned, lambda _: 2.0 * PROFILE.service_time(1), [1] * 20, 0.0)
+    found = learned.change()
+    assert found is not None
+    assert found[0] == pytest.approx(2.0)
