@@ -172,7 +172,7 @@ class Profile:
         return times[i - 1] + (times[i] - times[i - 1]) * (length - low) / (high - low)
 
     def time_alone(self, length: float) -> float:
-        """Return the size of a request, its service time alone, s; 0 if the profile has no lengths."""
+        """Return the service time of a request alone, s, which is its size; 0 if the profile has no lengths."""
         return 0.0 if self.lengths is None else self.service_time(1, length)
 
     def length_alone(self, time: float) -> float:

@@ -51,6 +51,7 @@ from server.backends.worker_device import WorkerDevice
 from server.energy.meters import CountingMeter
 from server.models.model import ServedModel
 from server.models.sources import ModelSource, UpstreamSource, source_of
+from server.models.tensors.python_source import SAMPLE_HINT, one_line_errors
 from server.models.upstream_spec import METERS, upstreams_of
 from server.models.weights import check_weights
 from server.workers.worker import end_idle
@@ -299,7 +300,8 @@ def _torch_job(
     end_idle()
     lengths = served.codec.lengths
     (first,) = served.codec.synthetic_samples(1, np.random.default_rng(0), lengths[-1] if lengths else None)
-    executor.call(partial(worker_device.choose_threads, Batch(model, [first]), threads)).result()
+    with one_line_errors(f"{model}: a batch of 1", SAMPLE_HINT):
+        executor.call(partial(worker_device.choose_threads, Batch(model, [first]), threads)).result()
     settings = device_settings(place, stages=stages, optimise=optimise, threads=threads), source.settings(model)
     setting = ", ".join(filter(None, (*settings, cache.sample_settings(sample))))
     for warning in found.warnings:

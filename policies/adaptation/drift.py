@@ -188,14 +188,15 @@ class DriftDetector:
 
     def _refit_times(self) -> Drift | None:
         threshold = max(_TIME_THRESHOLD, _PER_VARIANCE * self._times.variance)
-        if self._times.level > threshold:
+        alarm = self._times.level > threshold
+        if alarm:
             self._learned.restart(_last(self._batches, self._times.since_change))
             self._times.reset()
             self._next_look = self._learned.batches
         if self._learned.batches < self._next_look or self._times.level > _UNDECIDED * threshold:
             return None
         self._next_look += min(max(self._next_look, _FIRST_LOOK), _LAST_LOOK)
-        change = self._learned.change()
+        change = self._learned.change(_TIME_EFFECT) if alarm else self._learned.change()
         if change is None:
             return None
         ratio, of_one_size = change

@@ -2,11 +2,12 @@
 
 The ratio of an observed service time to the profile's is a function of the batch size b and, for padded inputs, of the
 length of the batch's longest request: r(b, length). Its level is first the median of eight batches. Relative to that
-it is a Gaussian process on a grid, the powers of two of b times the profile's lengths, with bilinear interpolation
-between its nodes. Its covariance is the sum of these parts: a common level, of standard deviation 0.2; trends along
-log2 b and along the lengths, of 0.15 for each octave or length; functions of each, of 0.3, and one of both, of 0.1,
-whose correlations decay over two octaves or lengths. So the level is known after a few batches of any size, the shape
-follows where batches are, and its trend goes on beyond. Each batch is one Kalman update, of some ten microseconds.
+it is a Gaussian process on a grid, the powers of two of b times at most eight of the profile's lengths, with bilinear
+interpolation between its nodes. Its covariance is the sum of these parts: a common level, of standard deviation 0.2;
+trends along log2 b and along the lengths, of 0.15 for each octave or length; functions of each, of 0.3, and one of
+both, of 0.1, whose correlations decay over two octaves or lengths. So the level is known after a few batches of any
+size, the shape follows where batches are, and its trend goes on beyond. Each batch is one Kalman update, of some ten
+microseconds.
 
 The noise of a service time is proportional to it. Its variance is estimated from the innovations (Mehra, "On the
 identification of variances and adaptive Kalman filtering", IEEE Trans. Automatic Control 15, 1970, equation 9), with a
@@ -38,6 +39,7 @@ _CHANGE, _CONFIDENCE = 0.15, 3.0  # relative change of the level that is signifi
 _SHAPE_CHANGE = 0.08  # relative change at one node
 _SHARE, _FEWEST = 0.01, 5.0  # share and number of the recent batches with which a node counts
 _LEAST_RATIO = 0.05
+_MOST_LENGTHS = 8  # of the grid, since an update takes time in proportion to the square of its nodes
 _FIRST_BATCHES = 8  # that determine the level
 
 _Floats = NDArray[np.float64]
@@ -65,7 +67,9 @@ class LearnedTimes:
         largest = profile.max_batch_size
         sizes = [*(2**n for n in range(largest.bit_length()) if 2**n < largest), largest]
         self._octaves = np.log2(np.array(sizes, float))
-        self._lengths = np.array(profile.lengths or (1,), float)
+        lengths = np.array(profile.lengths or (1,), float)
+        chosen = np.linspace(0, len(lengths) - 1, min(len(lengths), _MOST_LENGTHS)).round().astype(np.intp)
+        self._lengths = lengths[chosen]
         self._prior = self._covariance_of_nodes()
         self._ratios = np.ones(len(self._prior))
         self._covariance = self._prior.copy()
@@ -161,10 +165,10 @@ class LearnedTimes:
         for batch, part in zip(batches[since:], counted[since:].tolist(), strict=True):
             self._learn(*self._place(batch), part * self._ratio(batch))
 
-    def change(self) -> tuple[float, bool] | None:
+    def change(self, least: float = _CHANGE) -> tuple[float, bool] | None:
         """Return by which factor the learned times differ from the used ones, if that is significant, else None.
 
-        It is if the mean over the recent batches differs by more than 15 per cent and three standard errors; then the
+        It is if the mean over the recent batches differs by more than `least` and three standard errors; then the
         factor is that of the mean. It also is if that of a node with a hundredth of them, and at least five, differs
         from the mean's by more than 8 per cent and three standard errors, as gains of batching are of that size; then
         the factor is that node's, and the second value is True.
@@ -175,7 +179,7 @@ class LearnedTimes:
         weights = self._weights / total
         level = float(weights @ self._ratios / (weights @ self._used))
         error = sqrt(max(float(weights @ self._covariance @ weights), 0.0)) / float(weights @ self._used)
-        if abs(level - 1.0) > max(_CHANGE, _CONFIDENCE * error):
+        if abs(level - 1.0) > max(least, _CONFIDENCE * error):
             return level, False
         factors = self._ratios / self._used
         errors = np.sqrt(np.maximum(np.diag(self._covariance), 0.0)) / self._used
@@ -196,8 +200,10 @@ class LearnedTimes:
         ratios = np.maximum(self._ratios, _LEAST_RATIO).reshape(len(self._octaves), len(self._lengths))
         first, octaves = self._first, np.log2(np.arange(1, self._first.max_batch_size + 1))
         columns = np.array([np.interp(octaves, self._octaves, column) for column in ratios.T])  # by length and size
-        middle = len(columns) // 2
-        times = np.maximum.accumulate(np.array(first.service_times) * columns[middle])
+        if first.lengths is not None:
+            by_size = [np.interp(first.lengths, self._lengths, row) for row in columns.T]
+            columns = np.array(by_size).T
+        times = np.maximum.accumulate(np.array(first.service_times) * columns[len(columns) // 2])
         factors = times / np.array(first.service_times)
         rows, stages = first.length_service_times, first.stage_service_times
         if rows is not None:

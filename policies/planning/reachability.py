@@ -17,7 +17,7 @@ from policies.smdp.trial import Trial
 
 _LOADS = (0.1, 0.3, 0.5, 0.7, 0.9)
 _BISECTIONS = 5  # for the highest load at which an objective is kept
-_NEGLIGIBLE_LOAD = 0.01
+_NEGLIGIBLE_LOAD, _LOAD_STEP = 0.01, 0.05  # of neighbours: not counted, and to which it is rounded
 _SIMULATED_REQUESTS = 15_000  # for each load
 
 
@@ -51,6 +51,8 @@ class Reachability:
             alone = f"{_short(1e3 * self.alone)} ms"
             found = f"{asked} cannot be kept at any arrival rate, since one request alone takes {alone}"
             remedy = "use a faster device"
+        elif not self.highest_load:
+            found, remedy = f"{asked} cannot be kept at any arrival rate", "add a device"
         else:
             rate = f"{_short(self.highest_load * self.capacity)} requests a second, a load of {self.highest_load:.2g}"
             found = f"{asked} can be kept only up to {rate}"
@@ -116,12 +118,13 @@ def objective_warnings(chosen: Chosen, neighbours: Sequence[Neighbour] = ()) -> 
     if chosen.objective == inf:
         return []
     busy = [each for each in neighbours if each.load > _NEGLIGIBLE_LOAD]
-    longer = 1.0 / max(1.0 - sum(each.load for each in busy), 0.1)
-    times = tuple(longer * time for time in chosen.profile.service_times)
-    profile = replace(chosen.profile, service_times=times) if busy else chosen.profile
+    load = _LOAD_STEP * round(sum(each.load for each in busy) / _LOAD_STEP)  # for the cache
+    times = np.array(chosen.profile.service_times) / max(1.0 - load, 0.1)
+    profile = Profile(chosen.profile.name, tuple(times.tolist())) if load else chosen.profile
     named = "".join(f" beside {each.model} at {_short(each.rate)}/s," for each in busy)
-    reached = replace(reachability(profile, chosen.objective), beside=named).warning
-    found = [] if reached is None else [reached]
+    reached = reachability(profile, chosen.objective)
+    reached = replace(reached, alone=chosen.profile.service_time(1), beside=named)
+    found = [] if reached.warning is None else [reached.warning]
     if chosen.slo == inf:
         asked = f"{SHARE:.0%} within {1e3 * chosen.objective:g} ms"
         found.append(

@@ -63,7 +63,9 @@ def _add_policies(app: FastAPI, inference: Inference) -> None:
         return first if len(policies) == 1 else first | {"devices": policies}
 
     reading = documented("The current policy, its expected response time and power", Policy, MODEL_ERRORS)
-    profile_route = documented("The profile as it is known now, as a profile file", ProfileFile, MODEL_ERRORS)
+    profile_route = documented(
+        "The profile of the model's first device as it is known now, as a profile file", ProfileFile, MODEL_ERRORS
+    )
     changed = documented("Swap the policy", Policy, (*MODEL_ERRORS, 413), body=json_content(PolicyChange))
     solved = documented("Solve again for the current profile", Policy, (*MODEL_ERRORS, 413))
 

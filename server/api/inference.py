@@ -59,6 +59,7 @@ def decoding_limits(threads: int) -> dict[str, Any]:
         "decoders": ThreadPoolExecutor(threads, "decoding"),
         "decoding": asyncio.Semaphore(threads),
         "heavy": asyncio.Semaphore(max(1, threads // 2)),
+        "user_pool": ThreadPoolExecutor(threads, "user-code"),
         "user_code": asyncio.Semaphore(threads),
     }
 
@@ -81,7 +82,7 @@ class Inference:
             takes no memory.
         heavy: limits concurrent decoding of images that take long, so that others are decoded meanwhile.
         user_pool: threads for `decode` and `render` of users' models.
-        user_code: limits their concurrent calls to `_USER_THREADS`, so that waiting calls can be cancelled.
+        user_code: limits their concurrent calls to the threads of that pool, so that waiting calls can be cancelled.
         parsing: limits concurrent parsing of long JSON documents to one, since parsing blocks the interpreter.
         calls: number of open calls by id of the model.
         predictors: by device, what compares predicted with measured response times.

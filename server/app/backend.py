@@ -132,7 +132,7 @@ def make_backend(plan: DevicePlan, profile_source: ProfileSource) -> Backend:
     executor = (UpstreamExecutor if is_upstream(name) else ThreadExecutor)(devices, name)
     executor.call(devices.load).result()
     for model, device in loaded:
-        if isinstance(device, WorkerDevice):
+        with one_line_errors(f"{model.name}: a batch of 1", SAMPLE_HINT):
             executor.call(partial(_choose_threads, device, model, plan.settings)).result()
 
     estimated = set[str]()
@@ -148,16 +148,12 @@ def make_backend(plan: DevicePlan, profile_source: ProfileSource) -> Backend:
     return Backend(plan, executor, devices, meter, planned, frozenset(estimated))
 
 
-def _choose_threads(device: WorkerDevice, model: ServedModel, settings: Settings) -> None:
-    """Choose the threads of a model on the CPU by a batch of one, of the greatest length, which takes most time.
-
-    Raises:
-        SpecError: the model fails on it.
-    """
-    lengths = model.codec.lengths
-    (sample,) = model.codec.synthetic_samples(1, np.random.default_rng(0), lengths[-1] if lengths else None)
-    with one_line_errors(f"{model.name}: a batch of 1", SAMPLE_HINT):
-        device.choose_threads(Batch(model.name, [sample]), settings.model_threads)
+def _choose_threads(device: Device, model: ServedModel, settings: Settings) -> None:
+    """Choose the threads of a model on the CPU by a batch of one, of the greatest length, which takes most time."""
+    if isinstance(device, WorkerDevice):
+        lengths = model.codec.lengths
+        sample = model.codec.synthetic_samples(1, np.random.default_rng(0), lengths[-1] if lengths else None)
+        device.choose_threads(Batch(model.name, sample), settings.model_threads)
 
 
 def _serves_at_once(plan: DevicePlan, model: ServedModel, meter: EnergyMeter) -> bool:
@@ -179,15 +175,15 @@ def executor_between(backend: Backend, model: str) -> LoadingExecutor:
     return LoadingExecutor(backend.executor, model, backend.executor.name, limit, _REST)
 
 
-def synthetic_batches(backend: Backend, model: str) -> Iterator[tuple[int, float, list[Any]]]:
-    """Size, length of all samples, and samples of batches of each power of two and length, from small to large."""
+def synthetic_batches(backend: Backend, model: str) -> Iterator[tuple[float, list[Any]]]:
+    """Length of all samples, and samples, of batches of each power of two and length, from small to large."""
     codec, profile = backend.loaded[model].served.codec, backend.loaded[model].chosen.profile
     rng, largest = np.random.default_rng(0), profile.max_batch_size
     for _ in range(1 if codec.lengths else 2):
         for size in (*(2**n for n in range(1, largest.bit_length()) if 2**n < largest), largest):
             for length in codec.lengths or (None,):
                 samples = codec.synthetic_samples(1, rng, length)
-                yield size, float(length or 0), uploaded(backend.executor, model, samples) * size
+                yield float(length or 0), uploaded(backend.executor, model, samples) * size
 
 
 def load_again(backend: Backend, name: str, id: str, before: Chosen, profile_source: ProfileSource) -> LoadedModel:
@@ -209,7 +205,7 @@ def load_again(backend: Backend, name: str, id: str, before: Chosen, profile_sou
     plan = plan_model(backend.plan, name, profile_source.cached)
     ((served, device),) = _load(plan, backend.meter)
     if isinstance(device, LoadedDevice):
-        _load_beside(served, device, plan.settings.hung_after_s, served.max_batch_size if _pads(plan, name) else 1)
+        _load_beside(served, device, plan.settings, served.max_batch_size if _pads(plan, name) else 1)
     backend.devices.add(id, name, device)
     limit = max(plan.settings.hung_after_s, TIMEOUT_FACTOR * before.profile.service_times[-1])
     executor = LoadingExecutor(backend.executor, id, backend.executor.name, limit)
@@ -218,25 +214,24 @@ def load_again(backend: Backend, name: str, id: str, before: Chosen, profile_sou
         return profile_source.measured_while_serving(plan.settings, model, executor, before.profile)
 
     try:
-        if isinstance(device, WorkerDevice):
-            backend.executor.call(partial(_choose_threads, device, served, plan.settings)).result()
         return _same_policy(before, *_ready(plan, served, executor, profile_of))
     except BaseException:
         backend.devices.remove(id)
         raise
 
 
-def _load_beside(served: ServedModel, device: LoadedDevice, hung_after: float, size: int) -> None:
-    """Load a model in its process, and run a first batch of some size, for which no other model waits.
+def _load_beside(served: ServedModel, device: LoadedDevice, settings: Settings, size: int) -> None:
+    """Load a model in its process, run a first batch of some size, and choose its threads, while no other model waits.
 
     Raises:
-        SpecError: it fails, or does not end in time; `hung_after` is the limit of the batch, s.
+        SpecError: it fails, or does not end in time.
     """
     (sample,) = served.codec.synthetic_samples(1, np.random.default_rng(0))
     first = partial(device.serve, Batch(served.name, [sample] * size))
     steps: tuple[tuple[str, str, Callable[[], object], float], ...] = (
         (f"loading {served.name}", "", device.load, LOAD_TIMEOUT),
-        (f"{served.name}: a batch of {size}", SAMPLE_HINT, first, hung_after),
+        (f"{served.name}: a batch of {size}", SAMPLE_HINT, first, settings.hung_after_s),
+        (f"{served.name}: a batch of 1", SAMPLE_HINT, partial(_choose_threads, device, served, settings), LOAD_TIMEOUT),
     )
     try:
         for what, hint, step, limit in steps:

@@ -43,7 +43,20 @@ def _only_exceptions() -> Iterator[None]:
         raise SpecError(f"it raised {type(error).__name__}") from error
 
 
-class _FileService:
+class _Service:
+    """What the main process calls of any model."""
+
+    def set_threads(self, count: int) -> bool:
+        """Set the threads of torch for batches on the calling thread; False if the model has not imported torch."""
+        if "torch" not in sys.modules:
+            return False
+        import torch
+
+        torch.set_num_threads(count)
+        return True
+
+
+class _FileService(_Service):
     """The model of a file, and the methods that the main process calls.
 
     Attributes:
@@ -85,7 +98,7 @@ class _FileService:
             return self._model
 
 
-class _TorchvisionService:
+class _TorchvisionService(_Service):
     """A model of torchvision, and the methods that the main process calls.
 
     Attributes:
@@ -124,16 +137,6 @@ class _TorchvisionService:
                 model = self._model
                 self._loaded = load_image_model(model.name, model.weights, model.max_batch_size, model.stages)
             return self._loaded
-
-
-def set_threads(count: int) -> bool:
-    """Set the threads of torch for batches on the calling thread; False if the model has not imported torch."""
-    if "torch" not in sys.modules:
-        return False
-    import torch
-
-    torch.set_num_threads(count)
-    return True
 
 
 _SERVICES = {FileModel: _FileService, TorchvisionModel: _TorchvisionService}
@@ -190,8 +193,6 @@ class _Lanes:
                 return
 
     def _call(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        if method == "set_threads":
-            return set_threads(*arguments)
         if method == "load":
             self.fields["device"] = arguments[1]
         return getattr(self.service, method)(*arguments)

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from policies.smdp.choice import SHARE
 from policies.types import SpecError
@@ -85,26 +85,40 @@ class Repository:
         They are those of batches that calls may not make, up to sizes that are worth it. After each batch the device is
         left alone for nineteen times as long, so that they take a twentieth of its time at most.
         """
-        for dispatcher, backend in self._backends.items():
-            for model in sorted(backend.estimated):
-                try:
-                    await self._explore(dispatcher, backend, model)
-                except Exception as error:  # noqa: BLE001  (the model is served by what is known)
-                    _log.warning("%s: no more batches of synthetic samples are served: %s", model, one_line(error))
+        await asyncio.gather(*(self._explore(dispatcher, backend) for dispatcher, backend in self._backends.items()))
 
-    async def _explore(self, dispatcher: Dispatcher, backend: Backend, model: str) -> None:
-        for size, length, samples in synthetic_batches(backend, model):
-            known, half = dispatcher.learned(model), size // 2
-            if half >= _FEW and half * known.service_time(1, length) < _WORTH * known.service_time(half, length):
-                continue
-            while dispatcher.open_calls:  # noqa: ASYNC110  (it has no event, and the pause need not be caught at once)
-                await asyncio.sleep(_POLL_INTERVAL)
-            if self._inference.models[model].id != model or model in self._inference.fleet.unloaded:
-                return
-            completion = await executor_between(backend, model).run(Batch(model, samples))
-            if dispatcher.on_served is not None:
-                dispatcher.on_served(model, size, completion.finished - completion.started, length)
-        await self._run_in_thread(partial(self._profile_source.keep, backend.plan.settings, dispatcher.learned(model)))
+    async def _explore(self, dispatcher: Dispatcher, backend: Backend) -> None:
+        for model in sorted(backend.estimated):
+            try:
+                for length, samples in synthetic_batches(backend, model):
+                    await self._try_batch(dispatcher, backend, model, length, samples)
+                if self._is_first(model):
+                    keep = partial(self._profile_source.keep, backend.plan.settings, dispatcher.learned(model))
+                    await self._run_in_thread(keep)
+            except Exception as error:  # noqa: BLE001  (the model is served by what is known)
+                _log.warning("%s: no more batches of synthetic samples are served: %s", model, one_line(error))
+
+    async def _try_batch(
+        self, dispatcher: Dispatcher, backend: Backend, model: str, length: float, samples: list[Any]
+    ) -> None:
+        """Run a batch in a pause, and learn from it, unless it is too large to be worth it, or the model was replaced."""
+        known, size = dispatcher.learned(model), len(samples)
+        half = size // 2
+        if size > known.max_batch_size:
+            return
+        if half >= _FEW and half * known.service_time(1, length) < _WORTH * known.service_time(half, length):
+            return
+        while dispatcher.open_calls or dispatcher.shared:  # noqa: ASYNC110  (it has no event, and need not be exact)
+            await asyncio.sleep(_POLL_INTERVAL)
+        if not self._is_first(model):
+            return
+        completion = await executor_between(backend, model).run(Batch(model, samples))
+        if dispatcher.on_served is not None and self._is_first(model):
+            dispatcher.on_served(model, size, completion.finished - completion.started, length)
+
+    def _is_first(self, model: str) -> bool:
+        """Whether the model that the server started with is still in service."""
+        return self._inference.models[model].id == model and model not in self._inference.fleet.unloaded
 
     async def load(self, model: str) -> None:
         """Load a model from its files as they are now, and use it for all calls that begin from then on.

@@ -200,7 +200,7 @@ class BatchLane:
     def serve(self, batch: Batch) -> Sequence[Any]:
         """Run a batch; it blocks. Raises as `Lane.call`.
 
-        None is taken from the standby after it: the offer to a batch before may not be withdrawn yet.
+        No launch is taken from the standby after it: the offer to a batch before may not be withdrawn yet.
         """
         batch = self._runnable(batch)
         outputs, *_ = self._call("serve_alone", *self._message(batch))

@@ -1,7 +1,8 @@
 """Predicted beside measured response times of the models of one device, over the last minute.
 
-A prediction is a simulation of the policies in use, with the service times as learned and the arrival rates and lengths
-of the last minute. It is made in a process, off the event loop, and again when one of these has changed.
+A prediction is a simulation of the policies in use, with the service times as learned, and with arrivals at the rates
+and of the lengths of the requests that were answered in the last minute. It is made in a process, off the event loop,
+and again when one of these has changed.
 """
 
 import asyncio
@@ -11,10 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 
 import numpy as np
 
 from policies.planning.prediction import Prediction, Traffic
+from policies.profile import Profile
 from policies.types import Policy
 from server.scheduling.dispatcher import Dispatcher
 from server.telemetry.batch_record import BatchRecord
@@ -40,12 +43,14 @@ class _Window:
 
     Attributes:
         requests: instant of completion, response time, s, size of the batch, instant of arrival, and length.
-        ratio: measured over learned service times of the latest batches, a moving mean.
+        learned: the profile as it was known at the last comparison; None before.
+        ratio: measured service times of the latest batches over those of `learned`, a moving mean.
         apart_since: instant since which predicted and measured differ, s; None while they do not.
         reported: instant of the last report, s.
     """
 
     requests: deque[tuple[float, float, int, float, float]] = field(default_factory=lambda: deque(maxlen=_MOST))
+    learned: Profile | None = None
     ratio: float = 1.0
     apart_since: float | None = None
     reported: float = -_REPORTS
@@ -58,8 +63,8 @@ class Comparison:
     Attributes:
         predicted: by the simulation.
         measured: over the last minute, from the queue to the end of the batch, without decoding and HTTP.
-        rate: arrivals a second in that minute.
-        neighbours: rates of the other models of the device, 1/s.
+        rate: answered requests a second in that minute.
+        neighbours: the same of the other models of the device.
     """
 
     predicted: Prediction
@@ -89,11 +94,10 @@ class Predictor:
         for request in batch.finished:
             length = request.payload.length
             window.requests.append((batch.ended, batch.ended - request.arrival, batch.size, request.arrival, length))
-        if batch.whole:
+        learned = window.learned
+        if batch.whole and learned is not None and batch.size <= learned.max_batch_size:
             longest = max([request.payload.length for request in batch.launch.requests])
-            profile = self._dispatcher.chosen[batch.model].profile
-            learned = profile.service_time(min(batch.size, profile.max_batch_size), longest)
-            window.ratio += (batch.service / learned - window.ratio) / 64
+            window.ratio += (batch.cycle / learned.service_time(batch.size, longest) - window.ratio) / 64
 
     def comparison(self, model: str) -> Comparison | None:
         """The comparison of a model; None without enough requests in the last minute."""
@@ -105,9 +109,10 @@ class Predictor:
             await asyncio.sleep(_INTERVAL)
             try:
                 await self._compare(self._dispatcher.now())
-            except Exception:  # noqa: BLE001  (a bug here must not end the comparisons of the others)
-                _log.exception("%s: response times are not predicted any more", self._dispatcher.device)
-                return
+            except Exception:  # noqa: BLE001  (such as a process that was killed for its memory)
+                _log.exception("%s: response times cannot be predicted now", self._dispatcher.device)
+                self._comparisons, self._before = {}, None
+                await asyncio.sleep(_REPORTS)
 
     async def _compare(self, now: float) -> None:
         known = {model: self._traffic(model, now) for model in self._windows}
@@ -124,6 +129,7 @@ class Predictor:
         for model, each in known.items():
             measured, predicted = self._measured(model), self._found.get(model)
             if measured is None or predicted is None:
+                self._windows[model].apart_since = None
                 continue
             neighbours = {name: other.rate for name, other in known.items() if name != model and other.rate > 0.0}
             self._comparisons[model] = Comparison(predicted, measured, each.rate, neighbours)
@@ -131,12 +137,12 @@ class Predictor:
             self._report(model, predicted, measured, now)
 
     def _traffic(self, model: str, now: float) -> Traffic:
-        """What arrived in the last minute."""
+        """What was answered in the last minute."""
         window = self._windows[model].requests
         while window and window[0][0] < now - _WINDOW:
             window.popleft()
         chosen = self._dispatcher.chosen[model]
-        profile = self._dispatcher.learned(model)
+        self._windows[model].learned = profile = self._dispatcher.learned(model)
         span = min(_WINDOW, max(now - window[0][3], 1.0)) if window else _WINDOW
         lengths = tuple(request[4] for request in list(window)[-_LENGTHS:]) if profile.varies_by_length else ()
         return Traffic(chosen, profile, len(window) / span, lengths)
@@ -170,7 +176,7 @@ class Predictor:
     def _reason(self, model: str) -> str:
         window = self._windows[model]
         gaps = np.diff(np.sort([request[3] for request in window.requests]))
-        variation = float(gaps.var() / gaps.mean() ** 2)
+        variation = float(gaps.var() / gaps.mean() ** 2) if gaps.any() else inf
         if not _POISSON[0] < variation < _POISSON[1]:
             return f": arrivals are not Poisson, the squared coefficient of variation of their gaps is {variation:.2g}"
         if window.ratio > _SLOWER:

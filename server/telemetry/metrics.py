@@ -1,5 +1,6 @@
 """Prometheus metrics of the server, in base units, on a registry of their own."""
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from math import inf
@@ -15,6 +16,7 @@ from server.telemetry.batch_record import BatchRecord
 from server.telemetry.history import History
 from server.telemetry.statistics import Statistics
 
+_log = logging.getLogger("batchwright.metrics")
 _STEPS = (1, 1.5, 2, 3, 5, 7)  # within a power of ten
 _SECONDS = [0.0005, 0.0007, *(step * unit / 1000 for unit in (1, 10, 100, 1000) for step in _STEPS), 10.0]
 _GAP_SECONDS = [step * unit / 1e5 for unit in (1, 10, 100, 1000) for step in _STEPS]  # 10 us to 70 ms
@@ -232,10 +234,14 @@ class Metrics:
         self.history.batch_completed(batch)
         self._batches.labels(*labels, batch.policy, batch.launch.reason).inc()
         self._service.labels(*labels).observe(batch.service)
-        if (observer := self._batch_observers.get(batch.device)) is not None:
-            observer(batch)
         if batch.energy is not None:
             self._energy.labels(*labels, batch.energy_source).inc(batch.energy)
+        if (observer := self._batch_observers.get(batch.device)) is not None:
+            try:
+                observer(batch)
+            except Exception:  # noqa: BLE001  (a bug in it must not lose the rest of the accounting)
+                _log.exception("batches of %s are not observed any more", batch.device)
+                del self._batch_observers[batch.device]
 
     def requests_completed(self, device: str, requests: Sequence[Request]) -> None:
         """Observe the waiting times of completed requests of one model."""

@@ -205,3 +205,16 @@ def test_a_drift_describes_quantity_and_ratio() -> None:
     refit = detector.refit()
     assert refit is not None
     assert str(refit.drifts[0]) == "service times 1.50 times the profile's over 16 batches"
+
+
+def test_a_small_lasting_change_is_adopted_after_an_alarm() -> None:
+    detector = DriftDetector(P4)
+    feed(detector, P4, [8] * 40)
+    feed(detector, scaled(1.13, 1.0), [8] * 60)
+    assert detector.refit() is None
+    for _ in range(200):
+        detector.observe_batch(8, 1.13 * P4.service_time(8))
+        if refit := detector.refit():
+            assert refit.profile.service_time(8) == pytest.approx(1.13 * P4.service_time(8), rel=0.02)
+            return
+    pytest.fail("never adopted")

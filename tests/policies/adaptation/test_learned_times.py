@@ -113,3 +113,15 @@ def test_a_model_that_cannot_batch_is_learned_too() -> None:
     found = learned.change()
     assert found is not None
     assert found[0] == pytest.approx(2.0)
+
+
+def test_more_lengths_than_the_grid_has_are_learned() -> None:
+    lengths = tuple(range(8, 8 * 41, 8))
+    rows = tuple(tuple(0.01 + 0.00006 * b * length for length in lengths) for b in SIZES)
+    learned, rng = LearnedTimes(replace(PROFILE, lengths=lengths, length_service_times=rows)), np.random.default_rng(0)
+    for _ in range(400):
+        size, length = int(rng.integers(1, 17)), float(rng.integers(8, 320))
+        learned.observe(ServedBatch(size, 2.0 * (0.01 + 0.00006 * size * length), length))
+    found = learned.update()
+    assert found.service_time(4, 100) == pytest.approx(2.0 * (0.01 + 0.00006 * 400), rel=0.02)
+    assert len(learned._prior) == 5 * 8

@@ -79,4 +79,4 @@ def test_a_promise_counts_and_names_the_neighbours_of_a_device() -> None:
     (line,) = objective_warnings(chosen, [quiet, beside])
     assert f", beside other at {beside.rate:.0f}/s, can be kept only up to" in line
     (busy,) = objective_warnings(chosen, [Neighbour("other", P4, 0.95 * P4.capacity)])
-    assert "cannot be kept at any arrival rate" in busy
+    assert "cannot be kept at any arrival rate; " in busy, "and not since one request alone takes that long"
