@@ -101,7 +101,7 @@ class Repository:
     async def _try_batch(
         self, dispatcher: Dispatcher, backend: Backend, model: str, length: float, samples: list[Any]
     ) -> None:
-        """Run a batch in a pause, and learn from it, unless it is too large to be worth it, or the model was replaced."""
+        """Run a batch in a pause, and learn from it, unless it is not worth it or the model was replaced."""
         known, size = dispatcher.learned(model), len(samples)
         half = size // 2
         if size > known.max_batch_size:
