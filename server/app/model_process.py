@@ -17,6 +17,7 @@ import numpy as np
 
 from policies.types import SpecError
 from server.backends.executor import Batch, Completion, Device, DeviceRun
+from server.backends.glibc_heap import keep_freed_memory
 from server.backends.real_device import Optimise, RealDevice
 from server.backends.tensor_device import TensorDevice
 from server.models.model import ServedModel
@@ -279,6 +280,7 @@ def main() -> None:
     """Serve lanes until the control socket is closed."""
     control, parent = Channel(socket.socket(fileno=int(sys.argv[1]))), int(sys.argv[2])
     _end_with(parent)
+    keep_freed_memory()  # before there are threads, which have arenas of their own
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the main process drains, and then closes the socket
     try:

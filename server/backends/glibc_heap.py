@@ -1,4 +1,4 @@
-"""Settings of glibc's malloc: freed memory is kept for torch on the CPU, else trimmed. Without glibc a no-op."""
+"""Settings of glibc's malloc: freed memory is kept in workers, else trimmed. Without glibc a no-op."""
 
 import asyncio
 import ctypes
@@ -12,7 +12,7 @@ _TRIM_INTERVAL = 10.0  # s
 
 
 def keep_freed_memory() -> None:
-    """Keep freed memory for the next batch, which otherwise faults in every page again; in a worker.
+    """Keep freed memory for the next batch, which otherwise faults in every page again; before threads are started.
 
     Thresholds alone do not suffice: their maximum is 32 MiB, and a layer of 32 images takes 100. There is one arena,
     since the heaps of other arenas end at 64 MiB.

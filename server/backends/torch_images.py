@@ -16,7 +16,6 @@ from server.backends.cuda.graph import GraphDevice
 from server.backends.cuda.networks import ChoiceKey, optimised
 from server.backends.cuda.runtime import CudaRuntime
 from server.backends.executor import Batch, Logits
-from server.backends.glibc_heap import keep_freed_memory
 from server.backends.real_device import Optimise, Precision, cpu_threads, resolve_precision
 from server.backends.torch_device import translated_errors
 from server.errors import NotFiniteError
@@ -86,7 +85,7 @@ class ImageDevice:
 def device_of(
     net: PixelNet, model: ServedModel[ImageCodec], place: str, optimise: Optimise = "auto"
 ) -> ImageDevice | GraphDevice:
-    """Put a network on a device, by torch's name of it, and set the process's threads and heap for it."""
+    """Put a network on a device, by torch's name of it, and set the process's threads for it."""
     device = torch.device(place)
     if device.type == "cuda" and net.stages == 1 and optimise != "none":
         return make_graph_device(model, net, device, optimise)
@@ -96,11 +95,10 @@ def device_of(
 def make_image_device(
     model: ServedModel[ImageCodec], net: PixelNet, device: torch.device, precision: Precision = "auto"
 ) -> ImageDevice:
-    """Put a network on the device, and set the process's threads and heap for it."""
+    """Put a network on the device, and set the process's threads for it."""
     placed = _placed(model, net, device, precision)
     if device.type == "cpu":
         torch.set_num_threads(cpu_threads())
-        keep_freed_memory()
         return ImageDevice(placed, _run_on_cpu, device)
     torch.backends.cudnn.benchmark = True
     torch.cuda.synchronize(device)  # weights are copied on another stream than batches

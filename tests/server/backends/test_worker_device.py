@@ -278,3 +278,28 @@ def test_the_threads_of_a_model_are_chosen_and_kept_in_the_next_process(
 def test_a_model_without_torch_has_no_threads_to_choose(devices: dict[str, WorkerDevice]) -> None:
     devices["m"].choose_threads(batch(1.0, 1), None)
     assert devices["m"]._threads is None
+
+
+FAULTS = """
+import resource, numpy as np
+from batchwright import Model, Tensor
+class Mine(Model):
+    inputs = {"x": Tensor("FP32", [1])}
+    outputs = {"faults": Tensor("FP32", [1])}
+    def run(self, x):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for size in (1 << 26, 1 << 25):  # bytes
+            b"1" * size
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+        return {"faults": np.full_like(x, faults)}
+"""
+
+
+def test_memory_that_a_batch_frees_is_kept_for_the_next_one(tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text(FAULTS)
+    _, worker = source_of(f"{tmp_path}/m.py:Mine").load("m", "pretrained", 8, 1)
+    device = WorkerDevice("m", worker, "cpu")
+    device.load()
+    faults = [float(device.serve(batch(1.0, width=1))[0]["faults"][0]) for _ in range(3)]
+    device.end()
+    assert max(faults[1:]) < 100  # of 24,576 pages
