@@ -28,6 +28,7 @@ from policies.rules.smdp_bins import SMDP_BINS
 from policies.rules.solved_table import AUTO, FILE, SMDP
 from policies.rules.traits import ActionTable, QueueLengthPolicy, StepPolicy
 from policies.sizing.bins import batch_time
+from policies.smdp.distributions import measured_service
 from policies.smdp.model import Problem
 from policies.smdp.solver import solve
 from policies.smdp.table import PolicyTable, table_of
@@ -345,7 +346,7 @@ def solved_again(chosen: Chosen, profile: Profile, factor: float = 1.0, margin: 
         again = choose(chosen.spec, profile, chosen.defaults)
         again = replace(again, bins=chosen.bins, promised=chosen.promised)  # keeps the learned edges
         return again.with_solved_sizes(chosen.solved_sizes) if chosen.solved_sizes else again
-    problem = Problem(profile, 1.0)
+    problem = Problem(profile, 1.0, service=measured_service(profile))
     at = [replace(problem, arrival_rate=row.load * profile.capacity, w2=factor * row.w2) for row in before.rows]
     table = table_of(problem, [solve(each) for each in at], before.bound)
     monitor = ForgettingMonitor(rate_time_constant(profile))

@@ -8,6 +8,7 @@ from policies.profile import Profile
 from policies.rules.lookup import ActionRow, Lookup, lookup, weighted
 from policies.smdp.bounds import FORMS, check_form, keep, parse_bounds
 from policies.smdp.choice import BOUNDS, ShareBound, UnreachableError
+from policies.smdp.distributions import measured_service
 from policies.smdp.model import Problem
 from policies.smdp.solver import Solution
 from policies.smdp.table import PolicyTable, TableRow, default_loads, solve_table
@@ -23,10 +24,11 @@ _SIMULATED_REQUESTS = 15_000  # for each load, where a percentile is bounded
 def solved_table(spec: Spec, profile: Profile) -> PolicyTable:
     """Solve a table for the weight or bound of a spec; a load without a feasible policy gets the nearest one.
 
-    Without energies the fastest policy, w2 = 0, is solved for every bound on the response time.
+    Without energies the fastest policy, w2 = 0, is solved for every bound on the response time. Service
+    times that vary by a tenth or more, as they do on a busy CPU, are gamma distributed.
     """
     key, value = weight_of(spec)
-    problem = Problem(profile, 1.0)
+    problem = Problem(profile, 1.0, service=measured_service(profile))
     if key == "w2" or (profile.energies is None and key != "power_cap_w"):
         return _solve_once(replace(problem, w2=value if key == "w2" else 0.0), tuple(default_loads()))
     form = spec.parameters.get("policy_form", FORMS[0])
@@ -73,7 +75,7 @@ def weighted_table_policy(table: PolicyTable, profile: Profile) -> Lookup:
     plain = replace(table_policy(table, profile), uses_slowdown=not table.bound)
     if not table.w2:
         return plain
-    problem = Problem(profile, 1.0, table.w1)
+    problem = Problem(profile, 1.0, table.w1, service=measured_service(profile))
     tables = {f: _solve_once(replace(problem, w2=f * table.w2), _coarse_loads(f)) for f in _FACTORS}
     return weighted(plain, {factor: [_row(row) for row in other.rows] for factor, other in tables.items()})
 

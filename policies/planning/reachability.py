@@ -12,6 +12,7 @@ from policies.profile import Profile
 from policies.queue.table_simulator import ServiceModel, simulate_table
 from policies.rules.traits import ActionTable
 from policies.smdp.choice import SHARE
+from policies.smdp.distributions import measured_service
 from policies.smdp.model import Problem
 from policies.smdp.trial import Trial
 
@@ -87,7 +88,10 @@ def _least_percentile(profile: Profile, load: float) -> float:
 
     The policies differ in their largest batch, since a larger one may be slower per request.
     """
-    trial, largest = Trial(Problem(profile, load * profile.capacity), _SIMULATED_REQUESTS), profile.max_batch_size
+    trial, largest = (
+        Trial(Problem(profile, load * profile.capacity, service=measured_service(profile)), _SIMULATED_REQUESTS),
+        profile.max_batch_size,
+    )
     device = ServiceModel(trial.service_time(), largest)
     most_efficient = max(range(1, largest + 1), key=lambda b: b / profile.service_time(b))
     limits = {largest, most_efficient, *(2**k for k in range(largest.bit_length()))}

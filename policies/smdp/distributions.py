@@ -23,6 +23,7 @@ from policies.types import SpecError
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 _BLOCK = 1024  # service times drawn at once
+_LEAST_CV = 0.1  # below which the policies for deterministic times are optimal to a thousandth
 DISTRIBUTIONS_USAGE = "deterministic, erlang2, exponential, hyperexponential, gamma:CV, measured"
 
 
@@ -172,6 +173,11 @@ class Hyperexponential:
             return float(service_times[index]) * scale * rng.exponential(1.0, _BLOCK)
 
         return _in_blocks(len(service_times), block)
+
+
+def measured_service(profile: Profile) -> ServiceDistribution:
+    """Return the distribution by the profile's coefficients of variation; deterministic if small or unknown."""
+    return Gamma(profile.cvs) if profile.cvs is not None and max(profile.cvs) >= _LEAST_CV else DETERMINISTIC
 
 
 def distribution(text: str, profile: Profile) -> ServiceDistribution:
