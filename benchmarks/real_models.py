@@ -3,7 +3,8 @@
 Three models with real weights (benchmarks/servers/real_models.py): an image classifier from JPEG bytes, an encoder of
 texts with the token counts of a production trace, and a voice detector on sounds of mixed lengths. Each server has the
 same class: Batchwright with its defaults, LitServe without batching and with a grid of max_batch_size and
-batch_timeout, and FastAPI without batching in a thread pool. The client runs beside the server, on the same cores.
+batch_timeout, and FastAPI without batching in a thread pool. `--before` adds Batchwright of another checkout. The
+client runs beside the server, on the same cores.
 
 Loads are fractions of Batchwright's saturation, measured with as many clients as four batches. Servers take turns in
 each round, each started anew. A cell has Poisson arrivals, the same for each server and another seed in each round,
@@ -39,12 +40,13 @@ from benchmarks.support.harness import (
     TRACE,
     add_trace_argument,
     argument_parser,
+    command_line,
     free_port,
     load_record,
     markdown_table,
+    running,
     save_record,
     save_table,
-    serving,
     temporary_cache,
 )
 from benchmarks.support.processes import cpu_seconds, running_peer
@@ -52,11 +54,11 @@ from loadgen.precise_timer import precise_instants
 
 NAME = "real_models"
 MODELS = ("Classifier", "Encoder", "VoiceDetector")
-OURS, UNBATCHED = "Batchwright", "FastAPI, no batching"
+OURS, BEFORE, UNBATCHED = "Batchwright", "Batchwright, before", "FastAPI, no batching"
 GRID = tuple(product((4, 8, 16), (0.0, 0.01)))  # of LitServe: max_batch_size, batch_timeout, s
 LOADS = (0.3, 0.6, 0.9)
 LARGEST = 16
-_SATURATING, _SATURATION_S = 4 * LARGEST, 20.0
+_SATURATING, _SATURATION_S = 4 * LARGEST, 12.0
 _OTHER_LOAD, _ATTEMPTS = 0.2, 3  # cores; measurements of a cell
 _BODIES = 64
 _LONGEST_CELL = 600.0  # s
@@ -82,11 +84,15 @@ class Target:
 Start = Callable[[str, bytes], AbstractContextManager[Target]]
 
 
-@contextmanager
-def _batchwright(model: str, _: bytes) -> Iterator[Target]:
-    spec = f"model={ROOT / 'benchmarks' / 'servers' / 'real_models.py'}:{model}"
-    with serving(spec, "--device", "cpu", "--max-batch-size", str(LARGEST), ready_within=300) as server:
-        yield Target(server.process.pid, f"{server.url}/predict")
+def _batchwright(checkout: Path) -> Start:
+    @contextmanager
+    def start(model: str, _: bytes) -> Iterator[Target]:
+        spec = f"model={ROOT / 'benchmarks' / 'servers' / 'real_models.py'}:{model}"
+        command = ["env", "-C", str(checkout), f"PYTHONPATH={checkout}", *command_line("serve-model"), spec]
+        with running(*command, "--device", "cpu", "--max-batch-size", str(LARGEST), ready_within=300) as server:
+            yield Target(server.process.pid, f"{server.url}/predict")
+
+    return start
 
 
 def _peer(module: str, as_json: bool, *arguments: str) -> Start:
@@ -101,8 +107,8 @@ def _peer(module: str, as_json: bool, *arguments: str) -> Start:
     return start
 
 
-def servers() -> dict[str, Start]:
-    """How each server is started, by name."""
+def servers(before: Path = ROOT) -> dict[str, Start]:
+    """How each server is started, by name; `before` is a checkout of another commit."""
     lit = {
         f"LitServe {size}, {1e3 * wait:g} ms": _peer(
             "real_litserve_server", True, "--batch", str(size), "--wait", str(wait)
@@ -110,7 +116,8 @@ def servers() -> dict[str, Start]:
         for size, wait in GRID
     }
     return {
-        OURS: _batchwright,
+        OURS: _batchwright(ROOT),
+        BEFORE: _batchwright(before),
         "LitServe, no batching": _peer("real_litserve_server", True),
         **lit,
         UNBATCHED: _peer("real_fastapi_server", False),
@@ -238,7 +245,7 @@ def _times(pid: int) -> tuple[float, float, float]:
 
 def _measure(model: str, names: Sequence[str], chosen: Any) -> dict[str, Any]:
     """All rounds of one model."""
-    starts = {name: start for name, start in servers().items() if name in names}
+    starts = {name: start for name, start in servers(chosen.before or ROOT).items() if name in names}
     sent = bodies(model, chosen.trace)
     found: dict[str, Any] = {"first_answer_s": {}, "saturation": {}, "runs": {name: [] for name in starts}}
     saturation = chosen.saturation
@@ -302,7 +309,8 @@ def main() -> None:
     """Measure, print and record."""
     parser = argument_parser(__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
-    parser.add_argument("--servers", nargs="+", choices=tuple(servers()), default=tuple(servers()))
+    parser.add_argument("--servers", nargs="+", choices=tuple(servers()), default=None)
+    parser.add_argument("--before", type=Path, help="checkout of another commit, whose server is measured, too")
     parser.add_argument("--loads", nargs="+", type=float, default=LOADS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=2000, help="that count in each cell; at most ten minutes")
@@ -312,6 +320,7 @@ def main() -> None:
     add_trace_argument(parser)
     parser.set_defaults(trace=TRACE)
     chosen = parser.parse_args()
+    chosen.servers = chosen.servers or [name for name in servers() if name != BEFORE or chosen.before]
     record: dict[str, Any] = load_record(chosen.record)
     with temporary_cache():
         for model in chosen.models:
