@@ -8,7 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 __all__ = [
+    "Answer",
     "BadInput",
+    "Kept",
     "Launch",
     "Model",
     "Policy",
@@ -23,13 +25,13 @@ __all__ = [
 
 if TYPE_CHECKING:
     from batchwright.analysis import evaluate, simulate, solve
-    from batchwright.model import BadInput, Model, Tensor
+    from batchwright.model import Answer, BadInput, Kept, Model, Tensor
     from policies.profile import Profile
     from policies.types import Launch, Policy, State, Wait
 else:
     _MODULES = {
         **dict.fromkeys(("evaluate", "simulate", "solve"), "batchwright.analysis"),
-        **dict.fromkeys(("BadInput", "Model", "Tensor"), "batchwright.model"),
+        **dict.fromkeys(("Answer", "BadInput", "Kept", "Model", "Tensor"), "batchwright.model"),
         "Profile": "policies.profile",
         **dict.fromkeys(("Launch", "Policy", "State", "Wait"), "policies.types"),
     }

@@ -66,6 +66,26 @@ class BadInput(ValueError):  # noqa: N818  (not an error of the model)
     """
 
 
+@dataclass(frozen=True)
+class Answer:
+    """Returned by `decode`: the response's outputs, as JSON, where no model is needed, such as for an empty file."""
+
+    outputs: Any
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Returned by `decode`: one sample, or a list of samples, and a value that `render` gets as second argument.
+
+    Attributes:
+        samples: as `decode` returns them by itself.
+        value: anything that can be pickled, such as a name, or the scale of an image.
+    """
+
+    samples: Mapping[str, Any] | Sequence[Mapping[str, Any]]
+    value: Any
+
+
 class Model:
     """Base class of models of users, served by `serve-model NAME=FILE.py:CLASS`.
 
@@ -108,14 +128,19 @@ class Model:
         """
         return ()
 
-    def decode(self, body: bytes, content_type: str) -> Mapping[str, Any]:
-        """Return the sample in the body of POST /predict, arrays by input name.
+    def decode(self, body: bytes, content_type: str) -> Mapping[str, Any] | Sequence[Mapping[str, Any]] | Answer | Kept:
+        """Return the sample in the body of POST /predict, arrays by input name, or a list of several samples.
+
+        Each of several is a request of its own, and the response has a list. `Answer` and `Kept` may be returned, too.
 
         Raises:
             ValueError: the body is malformed; its text is the client's error message.
         """
         raise NotImplementedError
 
-    def render(self, outputs: Mapping[str, Any]) -> Any:
-        """Return the outputs of one sample, arrays by output name, as JSON for the response of POST /predict."""
+    def render(self, outputs: Mapping[str, Any], *kept: Any) -> Any:
+        """Return the outputs of one sample, arrays by output name, as JSON for the response of POST /predict.
+
+        If `decode` returned `Kept`, its value is the second argument.
+        """
         raise NotImplementedError

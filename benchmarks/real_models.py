@@ -186,7 +186,7 @@ async def _saturation(calls: Sequence[HttpCall], seconds: float) -> float:
     return answered / (end - begin)
 
 
-async def _open_loop(calls: Sequence[HttpCall], instants: Sequence[float]) -> tuple[list[float], int]:
+async def open_loop(calls: Sequence[HttpCall], instants: Sequence[float]) -> tuple[list[float], int]:
     """Response times of the answers, s, from the scheduled instants, and the number of errors."""
     responses, errors = [0.0] * len(instants), 0
     start = time.monotonic()
@@ -216,7 +216,7 @@ def _cell(target: Target, calls: Sequence[HttpCall], rate: float, requests: int,
     attempt = 1
     while True:
         before = _times(target.pid)
-        responses, errors = uvloop.run(_open_loop(calls, arrivals.tolist()))
+        responses, errors = uvloop.run(open_loop(calls, arrivals.tolist()))
         wall, server, other = (after - start for after, start in zip(_times(target.pid), before, strict=True))
         if other / wall <= _OTHER_LOAD or attempt == _ATTEMPTS:
             break

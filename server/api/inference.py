@@ -180,6 +180,9 @@ class Inference:
         del inputs
         context.memory.end_pending()
         context.queued = monotonic()
+        if not samples:  # decoding has found that there are none
+            return ()
+        context.samples = len(samples)
         codec = model.codec
         lengths = [codec.length_of(sample) for sample in samples] if codec.lengths else ()
         shapes = [codec.shape_of(sample) for sample in samples] if codec.varies_in_shape else ()
@@ -397,7 +400,7 @@ class Inference:
         """Parameters of the response to a call: largest batch size, longest times, and energy of all its samples."""
         energies = [answer.energy for answer in answers if answer.energy is not None]
         return {
-            "batch_size": max([answer.batch_size for answer in answers]),
+            "batch_size": max([answer.batch_size for answer in answers], default=0),
             "waiting_ms": round(1e3 * context.waiting, 3),
             "service_ms": round(1e3 * context.service, 3),
             "energy_mj": round(1e3 * sum(energies), 3) if energies else None,

@@ -1,7 +1,8 @@
-"""POST /predict[/{m}]: one sample in, its rendered outputs out. Without FastAPI, for low overhead."""
+"""POST /predict[/{m}]: samples in, usually one, their rendered outputs out. Without FastAPI, for low overhead."""
 
 import re
 from functools import partial
+from typing import Any
 
 import orjson
 
@@ -12,7 +13,7 @@ from server.transport.request import JSON_CONTENT, Handler, Headers, RequestCont
 
 
 class Predict:
-    """POST /predict[/{m}], whose body is one sample."""
+    """POST /predict[/{m}], whose body is one sample, or a list of samples."""
 
     _PATH = re.compile(r"/predict(?:/([^/]+))?")
 
@@ -31,17 +32,27 @@ class Predict:
         return None if match is None else partial(self._inference.serve, match[1], self._answer)
 
     async def _answer(self, model: ServedModel, context: RequestContext) -> tuple[bytes, Headers]:
-        answers = await self._inference.infer(model, context, await self._inputs(model, context))
-        output = answers[0].output
-        render = partial(model.codec.render, output, model.labels)
-        if model.codec.renders_by_user_code:
-            rendered = await self._inference.run_user_code(model.output_bytes, render)
-        elif model.codec.renders_slowly(output):
-            rendered = await self._inference.run_in_thread(render)
+        inputs = [await self._inputs(model, context)]
+        decoded = inputs[0].decoded
+        answers = await self._inference.infer(model, context, inputs.pop())
+        if decoded.answer is not None:
+            rendered = {"outputs": decoded.answer.outputs}
+        elif decoded.several:
+            each = [await self._render(model, answer.output, decoded.kept) for answer in answers]
+            rendered = {"outputs": [one["outputs"] for one in each]}
         else:
-            rendered = render()
+            rendered = await self._render(model, answers[0].output, decoded.kept)
         document = {"model": model.name, **rendered}
         return orjson.dumps(document | self._inference.describe(answers, context)), [JSON_CONTENT]
+
+    async def _render(self, model: ServedModel, output: Any, kept: bytes | None) -> dict[str, Any]:
+        render = partial(model.codec.render, output, model.labels, kept)
+        if model.codec.renders_by_user_code:
+            return await self._inference.run_user_code(model.output_bytes, render)
+        if model.codec.renders_slowly(output):
+            rendered: dict[str, Any] = await self._inference.run_in_thread(render)
+            return rendered
+        return render()
 
     async def _inputs(self, model: ServedModel, context: RequestContext) -> Inputs:
         codec = model.codec

@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -20,9 +21,9 @@ from server.backends.executor import Batch, Completion, Device, DeviceRun
 from server.backends.glibc_heap import keep_freed_memory
 from server.backends.real_device import Optimise, RealDevice
 from server.backends.tensor_device import TensorDevice
-from server.models.model import ServedModel
+from server.models.model import Decoded, ServedModel
 from server.models.sources import TensorSource
-from server.models.tensors.codec import TensorCodec, as_json, check_sample
+from server.models.tensors.codec import TensorCodec, as_json, decode_bodies, read_decoded
 from server.models.tensors.python_source import one_line_errors, place_of
 from server.telemetry.logs import configured_logging, flush_log
 from server.telemetry.printed import printed_to_log
@@ -83,14 +84,19 @@ class _FileService(_Service):
         with _only_exceptions(), one_line_errors(what):
             self.device.load()
 
-    def decode(self, body: bytes, content_type: str) -> Any:
-        """The sample that the model's own returns, as arrays."""
+    def decode(self, body: bytes, content_type: str) -> Decoded:
+        """What the model's own returns, with samples as arrays."""
         model = self._made_model()
-        return check_sample(model.decode(body, content_type), TensorCodec(model).signature(0), "decode")
+        return read_decoded(model.decode(body, content_type), TensorCodec(model).signature(0))
 
-    def render(self, outputs: Mapping[str, Any]) -> Any:
-        """What the model's own returns, as JSON."""
-        return as_json(self._made_model().render(outputs))
+    def decode_each(self, bodies: Sequence[tuple[bytes, str]]) -> Any:
+        """One sample from each body, with its content type."""
+        model = self._made_model()
+        return decode_bodies(model, bodies, TensorCodec(model).signature(0))
+
+    def render(self, outputs: Mapping[str, Any], *kept: bytes) -> Any:
+        """What the model's own returns, as JSON; `kept` is what its `decode` kept."""
+        return as_json(self._made_model().render(outputs, *map(pickle.loads, kept)))
 
     def _made_model(self) -> Any:
         with self._made:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import TypeVar
 
+from batchwright.model import Answer
 from server.models.form import Form
 from server.models.signature import Signature, Tensor
 
@@ -31,6 +32,23 @@ class DecodeCost:
 
 
 @dataclass(slots=True)
+class Decoded:
+    """What the body of POST /predict holds.
+
+    Attributes:
+        samples: of the call.
+        several: whether the response has a list, with an output for each sample.
+        kept: what the model's own `decode` kept for its `render`, pickled; None without.
+        answer: outputs of the response, where no model is needed; None otherwise.
+    """
+
+    samples: list[Any] = field(default_factory=list)
+    several: bool = False
+    kept: bytes | None = None
+    answer: Answer | None = None
+
+
+@dataclass(slots=True)
 class Inputs:
     """The samples of one call before they are decoded.
 
@@ -40,6 +58,7 @@ class Inputs:
         memory: memory that the samples take in addition to the body, bytes.
         encoded: encoded samples, each for `Codec.decode_cost` and then `Codec.decode`.
         runs_user_code: whether `read` calls a function of a user's model, which may take any time.
+        decoded: of POST /predict: filled by `read`, without the samples.
     """
 
     count: int
@@ -47,6 +66,7 @@ class Inputs:
     memory: int = 0
     encoded: Sequence[bytes] = ()
     runs_user_code: bool = False
+    decoded: Decoded = field(default_factory=Decoded)
 
 
 class Codec(ABC):
@@ -142,8 +162,8 @@ class Codec(ABC):
         """Whether `render` calls a function of a user's model."""
         return False
 
-    def render(self, output: Any, labels: Sequence[str]) -> dict[str, Any]:
-        """Render an output for the response of POST /predict."""
+    def render(self, output: Any, labels: Sequence[str], _kept: bytes | None = None) -> dict[str, Any]:
+        """Render an output for the response of POST /predict; `_kept` is what decoding kept."""
         return {"predictions": top_classes(output, labels)}
 
     def stack(self, outputs: Sequence[Any]) -> dict[str, NDArray[Any]]:

@@ -101,11 +101,18 @@ def _decode(self: RemoteModel, body: bytes, content_type: str) -> Any:
     return self.worker.call("decode", bytes(body), content_type)
 
 
-def _render(self: RemoteModel, outputs: Mapping[str, Any]) -> Any:
-    return self.worker.call("render", dict(outputs))
+def _decode_each(self: RemoteModel, bodies: Sequence[tuple[bytes, str]]) -> Any:
+    return self.worker.call("decode_each", bodies)
 
 
-_OWN = {"decode": _decode, "render": _render}
+def _render(self: RemoteModel, outputs: Mapping[str, Any], *kept: bytes) -> Any:
+    return self.worker.call("render", dict(outputs), *kept)
+
+
+_OWN: Mapping[str, Mapping[str, Any]] = {
+    "decode": {"decode": _decode, "decode_each": _decode_each},
+    "render": {"render": _render},
+}
 
 
 def open_model(spec: str) -> RemoteModel:
@@ -119,6 +126,8 @@ def open_model(spec: str) -> RemoteModel:
         described: Description = worker.describe()
     except WorkerDiedError as error:
         raise SpecError(f"{spec}: {error} while the file was read") from error
-    members = {**described.members, **{name: _OWN[name] for name in described.own}}
+    members = dict(described.members)
+    for name in described.own:
+        members.update(_OWN[name])
     kind: type[RemoteModel] = type(described.name, (RemoteModel,), members)
     return kind(worker, described.samples)

@@ -3,8 +3,10 @@
 import json
 import logging
 import math
+import pickle
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any, Literal
@@ -13,14 +15,14 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from batchwright.model import Model
+from batchwright.model import Answer, Kept, Model
 from batchwright.model import Tensor as TensorType
 from policies.sample_file import checked_array
 from policies.types import SpecError
 from server.errors import BadInputError, ModelError, one_line, quote
 from server.json_body import parse_object
 from server.models.form import MAX_EXAMPLE, Form, FormField
-from server.models.model import Codec, Inputs
+from server.models.model import Codec, Decoded, Inputs
 from server.models.signature import DTYPES, RAW, Signature, Tensor, TensorSpec
 from server.models.tensors.data import as_array, from_binary, from_json, to_lists
 
@@ -61,39 +63,72 @@ class TensorCodec(Codec):
         return self._signature
 
     def from_body(self, body: bytes, content_type: str) -> Inputs:
-        """Read {"inputs": {name: nested lists}} of one sample, or what the model's own `decode` reads."""
+        """Read {"inputs": {name: nested lists}} of one sample or a list of them, or what the model's `decode` reads."""
+        decoded = Decoded()
         if self._decodes:
-            return Inputs(1, partial(self._decode, body, content_type), memory=len(body), runs_user_code=True)
+            read = partial(self._decode, body, content_type, decoded)
+            return Inputs(1, read, memory=len(body), runs_user_code=True, decoded=decoded)
         document = parse_object(body, "body", 'an object with "inputs"')
         values = document.get("inputs")
+        decoded.several = type(values) is list
+        given = values if decoded.several else [values]
         wanted = f'send {{"inputs": {{...}}}} with {", ".join(self.model.inputs)}'
-        if len(document) > 1 or type(values) is not dict:
-            raise BadInputError(f"the body is {quote(document)}; {wanted}")
+        if len(document) > 1 or not given or any(type(each) is not dict for each in given):
+            raise BadInputError(f"the body is {quote(document)}; {wanted}, or a list of such objects")
+        samples = [self._from_object(each, wanted) for each in given]
+        return Inputs(len(samples), lambda: samples, decoded=decoded)
+
+    def _from_object(self, values: Mapping[str, Any], wanted: str) -> Sample:
         if values.keys() != self.model.inputs.keys():
             found = (("missing", self.model.inputs.keys() - values), ("unknown", values.keys() - self.model.inputs))
             said = " and ".join(f"{kind}: {quote(', '.join(sorted(names)))}" for kind, names in found if names)
             raise BadInputError(f"inputs {said}; {wanted}")
         sample = {spec.name: _from_lists(spec, values[spec.name]) for spec in self._signature.inputs}
         self._check_length(sample)
-        return Inputs(1, lambda: [sample])
+        return sample
 
-    def _decode(self, body: bytes, content_type: str) -> list[Sample]:
-        """Decode a body by the model's own function, on a thread of the pool.
+    def from_bodies(self, bodies: Sequence[tuple[bytes, str]]) -> Inputs:
+        """Read one sample from each body, with its content type, by the model's own `decode`."""
+        memory = sum(len(body) for body, _ in bodies)
+        return Inputs(len(bodies), partial(self._decode_each, bodies), memory=memory, runs_user_code=True)
+
+    def _decode(self, body: bytes, content_type: str, decoded: Decoded) -> list[Sample]:
+        """Decode a body by the model's own function, on a thread of the pool; `decoded` gets all but the samples.
 
         Raises:
-            BadInputError: the function raised ValueError, or the sample is too long.
+            BadInputError: the function raised ValueError, or a sample is too long.
             ModelError: it raised anything else, or returned what does not fit the model's inputs.
         """
+        with self._decode_errors():
+            found: Any = self.model.decode(body, content_type)
+            if not isinstance(found, Decoded):
+                found = read_decoded(found, self._signature)
+        decoded.several, decoded.kept, decoded.answer = found.several, found.kept, found.answer
+        return self._checked(found.samples)
+
+    def _decode_each(self, bodies: Sequence[tuple[bytes, str]]) -> list[Sample]:
+        """Decode one sample from each body, in one call of the worker; raises as `_decode`."""
+        with self._decode_errors():
+            decode_each = getattr(self.model, "decode_each", None)
+            samples = decode_each(bodies) if decode_each else decode_bodies(self.model, bodies, self._signature)
+        return self._checked(samples)
+
+    @contextmanager
+    def _decode_errors(self) -> Iterator[None]:
         try:
-            decoded = self.model.decode(body, content_type)
+            yield
         except ValueError as error:
             raise BadInputError(f"the model cannot decode the body: {one_line(error)}") from error
+        except ModelError:
+            raise
         except BaseException as error:
             _log.exception("decode of the model %s failed", type(self.model).__name__)
             raise ModelError(f"decode of the model failed with {type(error).__name__}") from error
-        sample = check_sample(decoded, self._signature, "decode")
-        self._check_length(sample)
-        return [sample]
+
+    def _checked(self, samples: list[Sample]) -> list[Sample]:
+        for sample in samples:
+            self._check_length(sample)
+        return samples
 
     def from_tensors(self, tensors: Mapping[str, Tensor]) -> Inputs:
         """One sample per row of the tensors; a raw body is the bytes of one sample of the only input."""
@@ -168,7 +203,7 @@ class TensorCodec(Codec):
         numbers: int = sum([array.size for array in output.values()])
         return numbers > _MANY_NUMBERS
 
-    def render(self, output: Any, _labels: Sequence[str]) -> dict[str, Any]:
+    def render(self, output: Any, _labels: Sequence[str], kept: bytes | None = None) -> dict[str, Any]:
         """The outputs of a sample as nested lists, or what the model's own `render` returns.
 
         Raises:
@@ -179,7 +214,7 @@ class TensorCodec(Codec):
             specs = self._signature.outputs
             return {"outputs": {each.name: to_lists(each.name, output[each.name], each.datatype) for each in specs}}
         try:
-            return {"outputs": as_json(self.model.render(output))}
+            return {"outputs": as_json(self.model.render(output, *([] if kept is None else [kept])))}
         except ModelError:
             raise
         except BaseException as error:
@@ -258,6 +293,34 @@ def check_sample(sample: Any, signature: Signature, origin: str) -> Sample:
         }
     except SpecError as error:
         raise ModelError(str(error)) from error
+
+
+def read_decoded(found: Any, signature: Signature) -> Decoded:
+    """What the `decode` of a user's model returned.
+
+    Raises:
+        ModelError: a sample does not fit the inputs of the signature.
+        Exception: a value is no JSON, or cannot be pickled.
+    """
+    if isinstance(found, Answer):
+        return Decoded(answer=Answer(as_json(found.outputs)))
+    kept = None
+    if isinstance(found, Kept):
+        found, kept = found.samples, pickle.dumps(found.value)
+    several = isinstance(found, list | tuple)
+    samples = [check_sample(each, signature, "decode") for each in (found if several else [found])]
+    return Decoded(samples, several, kept)
+
+
+def decode_bodies(model: Model, bodies: Sequence[tuple[bytes, str]], signature: Signature) -> list[Sample]:
+    """Decode one sample from each body, with its content type; raises as `read_decoded`, and what `decode` raises."""
+    samples = []
+    for body, content_type in bodies:
+        found = read_decoded(model.decode(body, content_type), signature)
+        if found.several or found.answer is not None:
+            raise ModelError("decode gives several samples, or an answer, for one text; it has to give one sample")
+        samples += found.samples
+    return samples
 
 
 def as_json(rendered: Any) -> Any:
