@@ -100,6 +100,10 @@ class Model:
         torch: whether `run` takes and returns torch tensors on the device in place of NumPy arrays.
         lengths: with padded inputs, the lengths at which profile-model measures service times, ascending. The length of
             a sample is the size of the dimension -1 of the first padded input. The last one bounds all padded inputs.
+        task: embed, served at POST /v1/embeddings, too: `decode` gets each text as text/plain, or token ids as
+            application/json, and the first output is the embedding. rerank, served at POST /rerank, too: `decode` gets
+            {"query": ..., "text": ...}, and the first output is the score.
+        dimensions: smaller sizes to which an embedding may be cut.
     """
 
     inputs: ClassVar[Mapping[str, Tensor]]
@@ -107,6 +111,8 @@ class Model:
     max_batch_size: ClassVar[int | None] = None
     torch: ClassVar[bool] = False
     lengths: ClassVar[Sequence[int]] = ()
+    task: ClassVar[str] = ""
+    dimensions: ClassVar[Sequence[int]] = ()
 
     def load(self, device: str) -> None:
         """Load the model, once, before the first batch; `device` is torch's name of it, such as cuda:0 or cpu."""
@@ -128,7 +134,7 @@ class Model:
         """
         return ()
 
-    def decode(self, body: bytes, content_type: str) -> Mapping[str, Any] | Sequence[Mapping[str, Any]] | Answer | Kept:
+    def decode(self, body: bytes, content_type: str) -> Any:
         """Return the sample in the body of POST /predict, arrays by input name, or a list of several samples.
 
         Each of several is a request of its own, and the response has a list. `Answer` and `Kept` may be returned, too.

@@ -107,21 +107,31 @@ class Inference:
     max_json_bytes: int = MAX_JSON_BYTES
     _ended: dict[str, asyncio.Event] = field(default_factory=dict)  # set after the last of these calls
 
-    async def serve(self, name: str | None, answer: Answer, context: RequestContext) -> None:
+    async def serve(
+        self,
+        named: str | Callable[[], Awaitable[str | None]] | None,
+        answer: Answer,
+        context: RequestContext,
+        render_error: Callable[[ServerError], bytes] | None = None,
+    ) -> None:
         """Serve one call for the model of that name, and count its outcome.
 
         Admission control checks for room before the body is read, then before samples are decoded, so that an
         overloaded server does no useless work, and finally when the samples are queued.
 
         Args:
-            name: the model's name; None for the only model.
+            named: the model's name; None for the only model; a function where the body has it.
             answer: reads and serves the call, and returns body and headers of its response. An error that it raises is
                 sent as the response.
             context: the call; its memory reservation ends with the call.
+            render_error: the body of an error's response; None for {"error": ...}.
         """
+        name = None if callable(named) else named
         with self.budget.reservation() as context.memory:
             try:
                 context.timeout = client_timeout(context.headers)
+                if callable(named):
+                    name = await named()
                 model = self.model(name)
                 self.fleet.check_loaded(model.name)
                 self.fleet.check_room(model.name, 1, context.remaining_timeout())
@@ -135,7 +145,7 @@ class Inference:
                 self._count_answered(model.name, context)
             except ServerError as error:
                 self.count_failed(name, error, context)
-                await context.respond_error(error)
+                await context.respond_error(error, render=render_error)
             except ClientDisconnectedError:
                 self._count(name, "cancelled", context)
             except asyncio.CancelledError:
@@ -145,7 +155,7 @@ class Inference:
                 _log.exception("request %s failed with an exception", context.request_id)
                 bug = ServerError(INTERNAL_ERROR)
                 self.count_failed(name, bug, context)
-                await context.respond_error(bug)
+                await context.respond_error(bug, render=render_error)
 
     def end_call(self, model: str) -> None:
         """Count a call of the model of this id, which was added to `calls`, as ended."""
@@ -241,8 +251,8 @@ class Inference:
         """Run a pure function in a thread of the pool."""
         return await asyncio.get_running_loop().run_in_executor(self.pool, function, *arguments)
 
-    async def read(self, model: ServedModel, context: RequestContext, limit: BodyLimit = ANY_BODY) -> Body:
-        """Read the body of a call, and decompress it by its Content-Encoding.
+    async def read(self, model: ServedModel | None, context: RequestContext, limit: BodyLimit = ANY_BODY) -> Body:
+        """Read the body of a call, and decompress it by its Content-Encoding; without a model where the body names it.
 
         Raises:
             BadInputError: it cannot be decompressed.
@@ -256,7 +266,8 @@ class Inference:
         context.memory.resize(len(body))
         encoding = context.headers.get(b"content-encoding")
         if encoding is not None:
-            self._begin_pending(model.name, 1, context)
+            if model is not None:
+                self._begin_pending(model.name, 1, context)
             body = await self._decompress(bytes(body), encoding.decode("latin-1"), context, limit)
         return body
 

@@ -4,13 +4,14 @@ The inference routes are on bare ASGI, outside FastAPI, so their bodies are decl
 document with the running server.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import FastAPI
 from pydantic import BaseModel
 
 from server.api import schemas
+from server.api.texts import EmbeddingsCall, RerankCall
 
 _Json = dict[str, Any]
 _DESCRIPTIONS = {
@@ -54,6 +55,8 @@ _SCHEMAS = (  # errors, since a model of each route slows the start, and request
     schemas.RepositoryRequest,
     schemas.PolicyChange,
     schemas.DeviceChange,
+    EmbeddingsCall,
+    RerankCall,
 )
 
 
@@ -118,6 +121,20 @@ def generate(app: FastAPI, models: Sequence[str]) -> _Json:
     for unused in ("HTTPValidationError", "ValidationError"):
         components["schemas"].pop(unused, None)
     return document
+
+
+def add_texts(app: FastAPI, models: Callable[[], Sequence[str]]) -> None:
+    """Add the routes of encoders, and GET /v1/models, which lists `models`."""
+    for path, summary, response, body in (
+        ("/v1/embeddings", "Embeddings of texts, as OpenAI's", schemas.Embeddings, EmbeddingsCall),
+        ("/rerank", "Texts by their relevance to a query", schemas.Ranking | list[schemas.Rank], RerankCall),
+    ):
+        route = documented(summary, response, INFERENCE_ERRORS, parameters=[TIMEOUT], body=json_content(body))
+        app.post(path, **route)(bare_asgi_route)
+
+    @app.get("/v1/models", **documented("The models, as OpenAI lists them", schemas.ModelList, KEYED_ERRORS))
+    async def list_models() -> schemas.ModelList:
+        return schemas.ModelList(data=[schemas.ListedModel(id=name) for name in models()])
 
 
 def add_predict(app: FastAPI) -> None:

@@ -55,7 +55,50 @@ class Outputs(_Served):
 
 
 class TensorCall(_Body):
-    inputs: dict[str, Any]
+    inputs: dict[str, Any] | list[dict[str, Any]]
+
+
+class Usage(_Body):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embedding(_Body):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class Embeddings(_Body):
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: Usage
+
+
+class Rank(_Body):
+    index: int
+    score: float
+    text: str | None = None
+
+
+class Ranking(_Body):
+    id: str
+    model: str
+    results: list[dict[str, Any]]
+    usage: dict[str, int]
+
+
+class ListedModel(_Body):
+    id: str
+    object: Literal["model"] = "model"
+    created: int = 0
+    owned_by: Literal["batchwright"] = "batchwright"
+
+
+class ModelList(_Body):
+    object: Literal["list"] = "list"
+    data: list[ListedModel]
 
 
 class PolicyChange(_Body):

@@ -20,10 +20,11 @@ from server.api.inference import Inference
 from server.api.open_inference.infer import Infer
 from server.api.open_inference.repository import ModelRepository, add_repository
 from server.api.open_inference.routes import DescriptionRoutes, add_open_inference
-from server.api.openapi import PUBLIC_ERRORS, add_predict, documented, generate
+from server.api.openapi import PUBLIC_ERRORS, add_predict, add_texts, documented, generate
 from server.api.predict import Predict
 from server.api.reference_page import REFERENCE_HEADERS, render_reference
 from server.api.schemas import Live, Ready
+from server.api.texts import Texts
 from server.errors import INTERNAL_ERROR, ServerError, quote
 from server.transport.request import AsgiContext, ClientDisconnectedError, Handler
 
@@ -36,7 +37,7 @@ class Application:
 
     def __init__(self, inference: Inference, version: str, repository: ModelRepository | None = None) -> None:
         """Create the routes; `version` is that of the server."""
-        self._infer, self._predict = Infer(inference), Predict(inference)
+        self._infer, self._predict, self._texts = Infer(inference), Predict(inference), Texts(inference)
         self._fastapi = create_fastapi(inference, version, repository)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -50,7 +51,7 @@ class Application:
 
     def find_inference(self, path: str) -> Handler | None:
         """Return the handler of POST requests with this path if it is that of an inference route."""
-        return self._infer.find(path) or self._predict.find(path)
+        return self._infer.find(path) or self._predict.find(path) or self._texts.find(path)
 
 
 def create_fastapi(inference: Inference, version: str, repository: ModelRepository | None = None) -> FastAPI:
@@ -75,6 +76,7 @@ def create_fastapi(inference: Inference, version: str, repository: ModelReposito
     app.router.routes[:0] = [*dashboard.routes(), *page_routes()]
     app.openapi = cache(partial(generate, app, [*inference.models]))  # type: ignore[method-assign]
     add_predict(app)
+    add_texts(app, lambda: [*inference.models])
     add_open_inference(app, DescriptionRoutes(inference, version))
     if repository is not None:
         add_repository(app, repository, inference.budget)

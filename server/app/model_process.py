@@ -22,7 +22,7 @@ from server.backends.glibc_heap import keep_freed_memory
 from server.backends.real_device import Optimise, RealDevice
 from server.backends.tensor_device import TensorDevice
 from server.models.model import Decoded, ServedModel
-from server.models.sources import TensorSource
+from server.models.sources import file_source
 from server.models.tensors.codec import TensorCodec, as_json, decode_bodies, read_decoded
 from server.models.tensors.python_source import one_line_errors, place_of
 from server.telemetry.logs import configured_logging, flush_log
@@ -101,7 +101,7 @@ class _FileService(_Service):
     def _made_model(self) -> Any:
         with self._made:
             if self._model is None:
-                self._model = TensorSource(self._spec).make()
+                self._model = file_source(self._spec).make()
             return self._model
 
 

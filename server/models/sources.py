@@ -15,6 +15,7 @@ from batchwright.model import Model
 from policies.sample_file import read_sample
 from policies.types import SpecError
 from server.errors import ModelError, WorkerDiedError
+from server.models.encoder_spec import PREFIX, EncoderSpec
 from server.models.images.codec import emulated_model
 from server.models.images.torchvision_names import check_torchvision_name
 from server.models.model import ServedModel
@@ -205,6 +206,31 @@ class TensorSource(ModelSource):
         return ServedModel(name, codec, (), weights, largest, platform)
 
 
+class EncoderSource(TensorSource):
+    """An encoder of Hugging Face: hf:ID_OR_FOLDER[,task=...]."""
+
+    def __init__(self, spec: str) -> None:
+        super().__init__(spec)
+        parsed = EncoderSpec.parse(spec)
+        self._path, self._file = str(parsed), Path(parsed.source)
+        self.packages = ("torch", "transformers")
+
+    def settings(self, name: str) -> str:
+        """The spec, and a digest of the configuration, on which service times depend."""
+        config = self._file / "config.json"
+        digest = hashlib.sha256(config.read_bytes()).hexdigest()[:12] if config.is_file() else ""
+        return f"{self._path} {digest}".strip()
+
+    def make(self) -> Model:
+        """Make the model in this process, without loading it; raises SpecError."""
+        from server.models.tensors.encoder_source import EncoderModel
+
+        return EncoderModel(self._path)
+
+    def _platform(self) -> str:
+        return "transformers"
+
+
 class UpstreamSource(TensorSource):
     """A model of one other server: oip:http://HOST:PORT/MODEL."""
 
@@ -269,6 +295,11 @@ def _version(package: str) -> str:
         return "none"
 
 
+def file_source(spec: str) -> TensorSource:
+    """The source of a model of named tensors, by the spec that `open_model` gives a worker."""
+    return EncoderSource(spec) if spec.startswith(PREFIX) else TensorSource(spec)
+
+
 _known: dict[str, ModelSource] = {}  # by spec
 
 
@@ -295,6 +326,8 @@ def read_again(spec: str) -> Iterator[None]:
 def _make_source(spec: str) -> ModelSource:
     if is_upstream(spec):
         return UpstreamSource(spec)
+    if spec.startswith(PREFIX):
+        return EncoderSource(spec)
     if re.search(r"\.(py:\w*|py|pt2|onnx)$", spec):
         return TensorSource(spec)
     unsupported = r"\.(pt|pth|ckpt|safetensors|h5|keras|pkl|pickle|joblib|tflite|json|py:.*|py)$"

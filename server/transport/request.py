@@ -123,12 +123,14 @@ class RequestContext(ABC):
             headers: as of `respond`.
         """
 
-    async def respond_error(self, error: ServerError, headers: Headers | None = None) -> None:
-        """Send an error as {"error": ...} with its status, and with Retry-After if it has one."""
+    async def respond_error(
+        self, error: ServerError, headers: Headers | None = None, render: Callable[[ServerError], bytes] | None = None
+    ) -> None:
+        """Send an error with its status, and with Retry-After if it has one; {"error": ...}, or as `render` says."""
         headers = [JSON_CONTENT, *(headers or [])]
         if error.retry_after is not None:
             headers.append((b"retry-after", str(error.retry_after).encode()))
-        await self.respond(error.status, render_error(str(error)), headers)
+        await self.respond(error.status, render(error) if render else render_error(str(error)), headers)
 
     def release_memory(self) -> None:
         """End the reservation of a call whose last piece is about to be sent: its client may send the next one then."""

@@ -19,7 +19,7 @@ class FileModel:
     """The model of a file.
 
     Attributes:
-        spec: FILE.py:CLASS, FILE.pt2 or FILE.onnx, with an absolute path.
+        spec: FILE.py:CLASS, FILE.pt2 or FILE.onnx, with an absolute path, or hf:ID_OR_FOLDER.
     """
 
     spec: str
@@ -31,7 +31,7 @@ class FileModel:
     @property
     def needs_torch(self) -> bool:
         """Whether it is known to."""
-        return self.spec.endswith(".pt2")
+        return self.spec.endswith(".pt2") or self.spec.startswith("hf:")
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Description:
 
     Attributes:
         name: of its class.
-        members: inputs, outputs, max_batch_size, torch and lengths.
+        members: the class attributes of `Model`.
         own: which of `decode` and `render` it has.
         samples: as it returns them.
     """
@@ -68,11 +68,11 @@ class Description:
 
 def describe(model: Model, samples: Sequence[Mapping[str, Any]]) -> Description:
     """Describe a model, in its worker; `samples` are its own."""
-    members = {name: getattr(model, name) for name in ("max_batch_size", "torch")}
+    members = {name: getattr(model, name) for name in ("max_batch_size", "torch", "task")}
     members |= {
         name: {key: _plain(each) for key, each in getattr(model, name).items()} for name in ("inputs", "outputs")
     }
-    members["lengths"] = tuple(model.lengths)
+    members |= {name: tuple(getattr(model, name)) for name in ("lengths", "dimensions")}
     own = frozenset(name for name in ("decode", "render") if getattr(type(model), name) is not getattr(Model, name))
     return Description(type(model).__name__, members, own, samples)
 

@@ -71,7 +71,7 @@ class TensorCodec(Codec):
         document = parse_object(body, "body", 'an object with "inputs"')
         values = document.get("inputs")
         decoded.several = type(values) is list
-        given = values if decoded.several else [values]
+        given: list[Any] = values if type(values) is list else [values]
         wanted = f'send {{"inputs": {{...}}}} with {", ".join(self.model.inputs)}'
         if len(document) > 1 or not given or any(type(each) is not dict for each in given):
             raise BadInputError(f"the body is {quote(document)}; {wanted}, or a list of such objects")

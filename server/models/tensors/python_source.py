@@ -19,6 +19,7 @@ from types import CodeType
 from batchwright.model import Model, Tensor
 from policies.types import SpecError
 from server.errors import OutOfMemoryError, OutputError, one_line
+from server.models.encoder_spec import TASKS
 
 _PREFIX = "batchwright_models."  # of the names of imported files
 SAMPLE_HINT = "; if the model does not take random values, give it a real sample by --sample or samples()"
@@ -138,6 +139,11 @@ def _check_signature(model: type[Model], where: str) -> None:
     largest = model.max_batch_size
     if largest is not None and (type(largest) is not int or largest < 1):
         raise SpecError(f"{where}: max_batch_size is {largest!r}; give an integer of at least 1, or None")
+    task: object = model.task
+    if task not in ("", *TASKS):
+        raise SpecError(f"{where}: task is {task!r}; give one of {', '.join(TASKS)}, or leave it out")
+    if task in ("embed", "rerank") and model.decode is Model.decode:
+        raise SpecError(f"{where}: task is {task!r}, which needs `decode`; write decode(self, body, content_type)")
     if model.torch and any(tensor.datatype == "BYTES" for tensor in model.inputs.values()):
         raise SpecError(f"{where}: torch has no tensors of BYTES; leave `torch = True` out, or take numbers")
     if model.run is Model.run:
