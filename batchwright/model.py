@@ -103,6 +103,7 @@ class Model:
         task: embed, served at POST /v1/embeddings, too: `decode` gets each text as text/plain, or token ids as
             application/json, and the first output is the embedding. rerank, served at POST /rerank, too: `decode` gets
             {"query": ..., "text": ...}, and the first output is the score.
+        max_batch_tokens: with padded inputs, the largest product of batch size and longest length of a batch.
         dimensions: smaller sizes to which an embedding may be cut.
     """
 
@@ -113,6 +114,7 @@ class Model:
     lengths: ClassVar[Sequence[int]] = ()
     task: ClassVar[str] = ""
     dimensions: ClassVar[Sequence[int]] = ()
+    max_batch_tokens: ClassVar[int | None] = None
 
     def load(self, device: str) -> None:
         """Load the model, once, before the first batch; `device` is torch's name of it, such as cuda:0 or cpu."""
@@ -144,9 +146,9 @@ class Model:
         """
         raise NotImplementedError
 
-    def render(self, outputs: Mapping[str, Any], *kept: Any) -> Any:
+    def render(self, outputs: Any) -> Any:
         """Return the outputs of one sample, arrays by output name, as JSON for the response of POST /predict.
 
-        If `decode` returned `Kept`, its value is the second argument.
+        If `decode` returned `Kept`, its value is a second argument: write render(self, outputs, kept=None).
         """
         raise NotImplementedError

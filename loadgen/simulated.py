@@ -221,10 +221,11 @@ def _requests_of_sizes(chosen: Chosen, instants: Instants, model: str, sizes: Re
         kind = chosen.kind(model, alone)
         if chosen.bins is not None and not chosen.bins.pooled:
             kind = mispredicted(kind, len(chosen.bins.edges) + 1, sizes.bin_error, rng)
-        requests.append(Request(i, at, kind, at + chosen.slo, size=alone, payload=length))
+        requests.append(Request(i, at, kind, at + chosen.slo, size=alone, payload=length, length=length))
     return requests
 
 
 def _batcher(chosen: Chosen, model: str) -> Batcher:
     policy, monitor = combine({model: chosen}) if chosen.bins is not None else (chosen.policy, chosen.monitor)
-    return Batcher(policy, {model: chosen.profile.max_batch_size}, monitor)
+    profile = chosen.profile
+    return Batcher(policy, {model: profile.max_batch_size}, monitor, {model: profile.max_batch_tokens})

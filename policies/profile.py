@@ -53,6 +53,7 @@ class ProfileFile(BaseModel):
     stage_service_time_s: _BySize[_Row] | None = None
     length: Annotated[list[Annotated[int, Field(ge=1, le=10**9)]], Field(min_length=1, max_length=4096)] | None = None
     length_service_time_s: _BySize[_Row] | None = None
+    max_batch_tokens: int | None = Field(None, ge=1)
     generates: bool | None = Field(None, deprecated="of earlier versions, without effect")
 
     @model_validator(mode="after")
@@ -101,6 +102,7 @@ class Profile:
         lengths: request lengths at which service times are known, ascending; None if the service time does not depend
             on lengths. A length is the size of the dimension that is padded.
         length_service_times: l of a batch by the length of its longest request, s; index [b - 1][index of the length].
+        max_batch_tokens: the largest product of batch size and longest length; None for no limit.
     """
 
     name: str
@@ -118,6 +120,7 @@ class Profile:
     stage_service_times: tuple[tuple[float, ...], ...] | None = None
     lengths: tuple[int, ...] | None = None
     length_service_times: tuple[tuple[float, ...], ...] | None = None
+    max_batch_tokens: int | None = None
 
     @classmethod
     def load(cls, name_or_path: str | Path) -> "Profile":
@@ -304,6 +307,7 @@ class Profile:
             "stage_service_time_s": self.stage_service_times,
             "length": self.lengths,
             "length_service_time_s": self.length_service_times,
+            "max_batch_tokens": self.max_batch_tokens,
         }
         return json.dumps({k: v for k, v in content.items() if v is not None}, indent=1) + "\n"
 
@@ -385,6 +389,7 @@ def _dense(file: ProfileFile) -> Profile:
         stage_service_times=_dense_rows(file.batch_size, file.stage_service_time_s),
         lengths=None if file.length is None else tuple(file.length),
         length_service_times=_dense_rows(file.batch_size, file.length_service_time_s),
+        max_batch_tokens=file.max_batch_tokens,
     )
 
 

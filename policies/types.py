@@ -75,6 +75,7 @@ class Request:
         deadline: arrival + SLO, s; a missed deadline is counted, the request is still served.
         expires: end of the client's time-out, s; an expired request leaves the queue.
         size: predicted service time when served alone, s.
+        length: of its sample, where batches are padded to their longest one; 0 otherwise.
         stages: number of stages of its model.
         payload: what the caller needs to run the request and to return its result; opaque to policies.
         stage: the next stage to run.
@@ -91,6 +92,7 @@ class Request:
     payload: Any = None
     stage: int = 0
     started: float = inf
+    length: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

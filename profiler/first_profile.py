@@ -197,7 +197,8 @@ def _estimate(subject: Subject, key: cache.CacheKey) -> Profile:
     async def time_of(size: int, length: int | None) -> float:
         samples = subject.samples
         if length is not None and subject.by_length is not None:
-            samples = subject.by_length.synthetic_samples(1, np.random.default_rng(0), length)
+            within = subject.by_length.length_within(size, length)
+            samples = subject.by_length.synthetic_samples(1, np.random.default_rng(0), within)
         batch = Batch(subject.model, [samples[index % len(samples)] for index in range(size)])
         with one_line_errors(f"{subject.model}: a batch of {size}", SAMPLE_HINT):
             runs = [await subject.executor.run(batch) for _ in range(_ESTIMATES)]

@@ -33,19 +33,20 @@ async def with_lengths(
     codec = subject.by_length
     assert codec is not None
     rng = np.random.default_rng(0)
-    samples = {length: Rotation(codec.synthetic_samples(_SAMPLES, rng, length)) for length in codec.lengths}
-    seen: dict[tuple[int, int], list[float]] = {visit: [] for visit in product(sizes, samples)}
+    seen: dict[tuple[int, int], list[float]] = {visit: [] for visit in product(sizes, codec.lengths)}
+    lengths = {visit: codec.length_within(*visit) for visit in seen}  # of what may share a batch
+    samples = {each: Rotation(codec.synthetic_samples(_SAMPLES, rng, each)) for each in dict.fromkeys(lengths.values())}
     visits = [visit for visit in seen for _ in range(repeats * min(_MAX_REPEAT_FACTOR, codec.lengths[-1] // visit[1]))]
     for done, at in enumerate(rng.permutation(len(visits)).tolist(), 1):
         size, length = visits[at]
-        completion = await subject.executor.run(Batch(subject.model, samples[length].take(size)))
+        completion = await subject.executor.run(Batch(subject.model, samples[lengths[size, length]].take(size)))
         seen[size, length].append(completion.finished - completion.started)
         on_progress(done / len(visits))
-    columns = [interpolate(list(sizes), [float(np.median(seen[b, length])) for b in sizes]) for length in samples]
+    columns = [interpolate(list(sizes), [float(np.median(seen[b, length])) for b in sizes]) for length in codec.lengths]
     return replace(
         profile,
         note=f"{profile.note}; service_time_s is of samples of {codec.synthetic_length_note}",
-        lengths=tuple(samples),
+        lengths=tuple(codec.lengths),
         length_service_times=tuple(zip(*columns, strict=True)),
     )
 

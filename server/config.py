@@ -36,6 +36,7 @@ _SERVICE_LINKS = (
 _OF_MODEL = (
     "device",
     "max_batch_size",
+    "max_batch_tokens",
     "weights",
     "w2",
     "slo_p95_ms",
@@ -107,6 +108,12 @@ class Settings(BaseSettings):
         le=4096,
         description="largest batch size; else the profile's largest; for a measured profile 32, or on CUDA the size of "
         "at most 128 above which throughput gains less than 2 percent",
+    )
+    max_batch_tokens: int | None = Field(
+        None,
+        ge=1,
+        le=10**9,
+        description="of models with padded inputs: largest product of batch size and longest length of a batch",
     )
     weights: str = Field(
         "pretrained",

@@ -79,7 +79,8 @@ def predict(models: Mapping[str, Traffic], seed: int = 0) -> dict[str, Predictio
         return mean if cv < _LEAST_CV else mean * float(rng.gamma(cv**-2, cv**2))
 
     first = duration * _FIRST
-    for service in simulate(Batcher(policy, largest, monitor), requests, service_time):
+    tokens = {model: each.profile.max_batch_tokens for model, each in served.items()}
+    for service in simulate(Batcher(policy, largest, monitor, tokens), requests, service_time):
         if service.start < first:
             continue
         model = service.launch.requests[0].kind.model
@@ -100,7 +101,7 @@ def _requests(model: str, traffic: Traffic, duration: float, rng: np.random.Gene
     for arrival, length in zip(arrivals, lengths, strict=True):
         size = traffic.profile.time_alone(length)
         kind = traffic.chosen.kind(model, size)
-        made.append(Request(0, arrival, kind, arrival + traffic.chosen.slo, inf, size, 1, length))
+        made.append(Request(0, arrival, kind, arrival + traffic.chosen.slo, inf, size, 1, length, length=length))
     return made
 
 

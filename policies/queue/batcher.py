@@ -26,16 +26,25 @@ class Batcher:
         monitor: measures the arrival rates; may be replaced at any time.
     """
 
-    def __init__(self, policy: Policy, max_batch_size: Mapping[str, int], monitor: Monitor) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        max_batch_size: Mapping[str, int],
+        monitor: Monitor,
+        max_batch_tokens: Mapping[str, int | None] | None = None,
+    ) -> None:
         """Start with an empty queue.
 
         Args:
             policy: the first policy.
             max_batch_size: the largest batch of each model; requests of other models are rejected.
             monitor: the first monitor.
+            max_batch_tokens: by model, the largest product of batch size and longest length; None for no limit.
+                Batches are cut to it.
         """
         self.policy = policy
         self._max_batch_size = dict(max_batch_size)
+        self._max_batch_tokens = dict(max_batch_tokens or {})
         self.monitor = monitor
         self._waiting: list[Request] = []
         self._waiting_by_model = dict.fromkeys(max_batch_size, 0)
@@ -81,9 +90,10 @@ class Batcher:
         """Return the number of waiting requests of each model; a live view."""
         return self._waiting_by_model
 
-    def set_max_batch_size(self, model: str, max_batch_size: int) -> None:
-        """Set the largest batch of a model for all later launches."""
+    def set_limits(self, model: str, max_batch_size: int, max_batch_tokens: int | None = None) -> None:
+        """Set the largest batch of a model for all later launches, and its largest product of size and length."""
         self._max_batch_size[model] = max_batch_size
+        self._max_batch_tokens[model] = max_batch_tokens
 
     def arrive(self, request: Request, now: float | None = None) -> None:
         """Queue a request in order of arrival.
@@ -162,7 +172,7 @@ class Batcher:
         """
         if not self._waiting and not self._suspended:
             return Wait()
-        action = self.policy.decide(self.state(now))
+        action = self._within_tokens(self.policy.decide(self.state(now)))
         match action:
             case Launch():
                 self._take(action, now)
@@ -187,7 +197,8 @@ class Batcher:
         if not (self._waiting or self._suspended or remaining):
             return None
         rates, mean_rates = self.monitor.rates(at), self.monitor.mean_rates(at)
-        action = self.policy.decide(State(at, tuple(self._waiting), (*self._suspended, *remaining), rates, mean_rates))
+        state = State(at, tuple(self._waiting), (*self._suspended, *remaining), rates, mean_rates)
+        action = self._within_tokens(self.policy.decide(state))
         if not isinstance(action, Launch):
             return None
         self._check_batch(action)
@@ -237,6 +248,22 @@ class Batcher:
         """Drop the requests in service, since nothing will complete them."""
         self._in_service = self._ahead = ()
         self._removed.clear()
+
+    def _within_tokens(self, action: Action) -> Action:
+        """Leave out the requests of a launch, the latest first, with which it would exceed the model's tokens."""
+        if not isinstance(action, Launch) or len(action.requests) < 2:
+            return action
+        limit = self._max_batch_tokens.get(action.requests[0].kind.model)
+        if limit is None:
+            return action
+        kept: list[Request] = []
+        longest = 0.0
+        for request in action.requests:
+            most = max(longest, request.length)
+            if not kept or (len(kept) + 1) * most <= limit:
+                kept.append(request)
+                longest = most
+        return action if len(kept) == len(action.requests) else replace(action, requests=kept)
 
     def _forget(self, request: Request) -> None:
         """Drop the expiry of a request that has left, so that the request and its payload are freed at once."""

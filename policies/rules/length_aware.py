@@ -41,10 +41,12 @@ class LengthAware:
     Attributes:
         alone: service times of one request at the profile's lengths, s, ascending.
         times: service time of a batch by its size and the length of its longest request, s; index [b - 1][length].
+        max_batch_tokens: the largest product of batch size and longest length.
     """
 
     alone: NDArray[np.float64]
     times: NDArray[np.float64]
+    max_batch_tokens: float = np.inf
 
     def decide(self, state: State, /) -> Action:
         """Launch the run that shortens responses most; of those that do nearly as much the shortest."""
@@ -66,6 +68,9 @@ class LengthAware:
         one_by_one = (delayed + begin) * (sums[last + 1] - sums[begin]) - (moments[last + 1] - moments[begin])
         gain = one_by_one / self._times(ordered[last]) - delayed
         gain[(first < 0) | (first > oldest)] = -np.inf
+        if self.max_batch_tokens < np.inf:
+            longest = np.maximum.accumulate([waiting[index].length for index in order])[last]
+            gain[1:][np.arange(2, largest + 1)[:, np.newaxis] * longest > self.max_batch_tokens] = -np.inf
         nearly = gain >= gain.max() - _NEGLIGIBLE * delayed
         size, end = np.argwhere(nearly)[0]  # the first has the smallest size
         run = sorted(order[first[size, end] : last[end] + 1].tolist())
@@ -86,7 +91,7 @@ def length_aware(profile: Profile) -> LengthAware:
     rows = profile.length_service_times or [(time,) for time in profile.service_times]
     times = np.maximum.accumulate(np.array(rows, dtype=float), axis=1)
     alone, first = np.unique(times[0], return_index=True)
-    return LengthAware(alone, times[:, first])
+    return LengthAware(alone, times[:, first], profile.max_batch_tokens or np.inf)
 
 
 def _build(_: Spec, profile: Profile) -> LengthAware:

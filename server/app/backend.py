@@ -13,7 +13,7 @@ import numpy as np
 from policies.catalog import Chosen
 from policies.profile import Profile
 from policies.types import SpecError
-from server.app.plan import DevicePlan, meter_of, plan_model
+from server.app.plan import DevicePlan, max_batch_tokens, meter_of, plan_model
 from server.backends.buckets import pads_to_buckets
 from server.backends.emulated import EmulatedDevice
 from server.backends.executor import (
@@ -182,8 +182,9 @@ def synthetic_batches(backend: Backend, model: str) -> Iterator[tuple[float, lis
     for _ in range(1 if codec.lengths else 2):
         for size in (*(2**n for n in range(1, largest.bit_length()) if 2**n < largest), largest):
             for length in codec.lengths or (None,):
-                samples = codec.synthetic_samples(1, rng, length)
-                yield float(length or 0), uploaded(backend.executor, model, samples) * size
+                within = codec.length_within(size, length)
+                samples = codec.synthetic_samples(1, rng, within)
+                yield float(within or 0), uploaded(backend.executor, model, samples) * size
 
 
 def load_again(backend: Backend, name: str, id: str, before: Chosen, profile_source: ProfileSource) -> LoadedModel:
@@ -226,7 +227,8 @@ def _load_beside(served: ServedModel, device: LoadedDevice, settings: Settings, 
     Raises:
         SpecError: it fails, or does not end in time.
     """
-    (sample,) = served.codec.synthetic_samples(1, np.random.default_rng(0))
+    length = served.codec.length_within(size, served.codec.middle_length)
+    (sample,) = served.codec.synthetic_samples(1, np.random.default_rng(0), length)
     first = partial(device.serve, Batch(served.name, [sample] * size))
     steps: tuple[tuple[str, str, Callable[[], object], float], ...] = (
         (f"loading {served.name}", "", device.load, LOAD_TIMEOUT),
@@ -294,6 +296,7 @@ def _load(plan: DevicePlan, meter: EnergyMeter) -> list[tuple[ServedModel, Devic
     for name, source in sources.items():
         model, worker = source.load(name, settings.of(name).weights, largest[name], settings.stages or 1)
         sampled = source.with_sample(model, Path(samples[name])) if name in samples else model
+        sampled.codec.max_batch_tokens = max_batch_tokens(settings, name)
         loaded.append((sampled, _device_of(sampled, worker, settings)))
     return loaded
 

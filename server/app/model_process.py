@@ -96,7 +96,8 @@ class _FileService(_Service):
 
     def render(self, outputs: Mapping[str, Any], *kept: bytes) -> Any:
         """What the model's own returns, as JSON; `kept` is what its `decode` kept."""
-        return as_json(self._made_model().render(outputs, *map(pickle.loads, kept)))
+        render = self._made_model().render
+        return as_json(render(outputs, *map(pickle.loads, kept)))
 
     def _made_model(self) -> Any:
         with self._made:

@@ -5,7 +5,7 @@ import logging
 import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -87,7 +87,16 @@ def policy_of(settings: Settings, model: str, profile: Profile) -> Chosen:
     Raises:
         SpecError: the policy is not possible with that profile.
     """
+    limit = max_batch_tokens(settings, model)
+    if profile.varies_by_length and profile.max_batch_tokens != limit:
+        profile = replace(profile, max_batch_tokens=limit)
     return choose(_spec(settings, model), profile, _defaults(settings, model))
+
+
+def max_batch_tokens(settings: Settings, model: str) -> int | None:
+    """The largest product of batch size and longest length of a model's batches; None for no limit."""
+    given = settings.of(model).max_batch_tokens, source_of(settings.specs[model]).max_batch_tokens
+    return min((each for each in given if each is not None), default=None)
 
 
 class _Errors:

@@ -26,8 +26,9 @@ def autotunes(device: str, model: ServedModel) -> bool:
 
 async def warm_up(executor: Executor, model: ServedModel, batch_sizes: Iterable[int]) -> None:
     """Serve synthetic batches, largest first, in the executor's thread: cuDNN keeps its plans by thread."""
-    (sample,) = model.codec.synthetic_samples(1, np.random.default_rng(0))
     for size in sorted(batch_sizes, reverse=True):
+        length = model.codec.length_within(size, model.codec.middle_length)
+        (sample,) = model.codec.synthetic_samples(1, np.random.default_rng(0), length)
         with one_line_errors(f"{model.name}: a batch of {size}", SAMPLE_HINT):
             await executor.run(Batch(model.name, [sample] * size))
 

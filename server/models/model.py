@@ -74,9 +74,11 @@ class Codec(ABC):
 
     Attributes:
         form_field: name of the multipart form field with the sample; None if POST /predict takes no forms.
+        max_batch_tokens: the largest product of batch size and longest length; None for no limit.
     """
 
     form_field: ClassVar[str | None] = None
+    max_batch_tokens: int | None = None
 
     @property
     def json_body(self) -> bool:
@@ -95,6 +97,17 @@ class Codec(ABC):
     def length_of(self, _sample: Any) -> int:
         """The length of a sample of a model with `lengths`."""
         raise NotImplementedError
+
+    def length_within(self, batch_size: int, length: int | None) -> int | None:
+        """The length, or the greatest that a batch of this size may have, for synthetic samples."""
+        if self.max_batch_tokens is None or length is None:
+            return length
+        return max(1, min(length, self.max_batch_tokens // batch_size))
+
+    @property
+    def middle_length(self) -> int | None:
+        """The length of synthetic samples by default; None where it does not matter."""
+        return self.lengths[len(self.lengths) // 2] if self.lengths else None
 
     @property
     def synthetic_length_note(self) -> str:

@@ -40,6 +40,7 @@ class ModelSource(ABC):
         has_graphs: whether a CUDA device captures its batches as graphs.
         has_lengths: whether service times depend on the lengths of the samples.
         max_batch_size: largest batch of the model itself; None for no limit.
+        max_batch_tokens: largest product of batch size and longest length, by the model itself; None for no limit.
         packages: those whose versions change service times, besides this one.
     """
 
@@ -47,6 +48,7 @@ class ModelSource(ABC):
     has_graphs = False
     has_lengths = False
     max_batch_size: int | None = None
+    max_batch_tokens: int | None = None
     packages: tuple[str, ...] = ("torch",)
 
     def __init__(self, spec: str) -> None:
@@ -190,6 +192,7 @@ class TensorSource(ModelSource):
         if self._known is None:
             self._known = self._spare = self._open()
             self.max_batch_size, self.has_lengths = self._known.max_batch_size, bool(self._known.lengths)
+            self.max_batch_tokens = self._known.max_batch_tokens
         return self._known
 
     def _served(self, name: str, max_batch_size: int, weights: str, platform: str, model: Model) -> ServedModel:

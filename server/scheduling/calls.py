@@ -114,7 +114,10 @@ class Call:
                 kind = chosen.arriving(self.model, size, sample.shape)
                 sample.data, sample.energy = sample.input, None
                 self.requests.append(
-                    Request(next(ids), self.arrival, kind, deadline, self.expires, size, stages, sample)
+                    Request(
+                        *(next(ids), self.arrival, kind, deadline, self.expires, size, stages, sample),
+                        length=sample.length,
+                    )
                 )
         return self.requests
 

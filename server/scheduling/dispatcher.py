@@ -117,7 +117,8 @@ class Dispatcher:
         self._retiring = set[str]()  # ids of models that were replaced, and still have calls
         policy, monitor = combine(self.chosen, self._by_shape)
         largest = {model: choice.profile.max_batch_size for model, choice in chosen.items()}
-        self._batcher = Batcher(policy, largest, monitor)
+        tokens = {model: choice.profile.max_batch_tokens for model, choice in chosen.items()}
+        self._batcher = Batcher(policy, largest, monitor, tokens)
         self._forecast = Forecast(self.chosen, self._batcher, clock)
         self._lookahead = Lookahead(self._batcher, self._forecast, self.chosen, clock)
         self._next_step_by = inf  # latest instant at which the loop should decide again
@@ -230,7 +231,7 @@ class Dispatcher:
         return self._forecast.backlog(more or {})
 
     def set_policy(self, model: str, chosen: Chosen) -> Chosen:
-        """Set the policy of `model`, and the maximum batch size to that of its profile, from the next decision on.
+        """Set the policy of `model`, and the limits of batches to those of its profile, from the next decision on.
 
         Queued requests and the rate estimate survive the swap.
 
@@ -238,7 +239,7 @@ class Dispatcher:
             The policy as set, with a monitor that continues from the current rate estimate.
         """
         self.chosen[model] = replace(chosen, monitor=inherit_rates(self.chosen[model].monitor, chosen.monitor))
-        self._batcher.set_max_batch_size(model, chosen.profile.max_batch_size)
+        self._batcher.set_limits(model, chosen.profile.max_batch_size, chosen.profile.max_batch_tokens)
         self._apply_policies()
         return self.chosen[model]
 

@@ -68,7 +68,7 @@ class Description:
 
 def describe(model: Model, samples: Sequence[Mapping[str, Any]]) -> Description:
     """Describe a model, in its worker; `samples` are its own."""
-    members = {name: getattr(model, name) for name in ("max_batch_size", "torch", "task")}
+    members = {name: getattr(model, name) for name in ("max_batch_size", "max_batch_tokens", "torch", "task")}
     members |= {
         name: {key: _plain(each) for key, each in getattr(model, name).items()} for name in ("inputs", "outputs")
     }

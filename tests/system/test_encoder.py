@@ -145,3 +145,18 @@ def test_texts_are_cut_where_the_client_wants_it_and_emoji_are_texts(server: Ser
     surrogate = fetch(server.url, "/v1/embeddings", b'{"model": "embedder", "input": "\\ud800"}')
     assert surrogate.status == 400
     assert surrogate.json["error"]["type"] == "invalid_request_error"
+
+
+def test_batches_keep_within_the_tokens_of_the_spec(server: Server, folder: Path) -> None:
+    spec = f"embedder=hf:{folder}/embedder,max_batch_tokens=64"
+    with serving(spec, "--device", "cpu", "--queue-capacity", "4096") as limited:
+        found = post(limited, "/v1/embeddings", {"input": ["a " * 30] * 50 + ["a"] * 50})
+        assert found.status == 200
+        assert _largest_batch(limited, "a " * 30) <= 2
+        assert _largest_batch(limited, "a") > 2
+
+
+def _largest_batch(server: Server, text: str) -> int:
+    body = json.dumps({"inputs": [text] * 40}).encode()
+    answer = fetch(server.url, "/predict", body, headers={"Content-Type": "application/json"}).json
+    return int(answer["batch_size"])

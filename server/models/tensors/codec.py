@@ -47,6 +47,7 @@ class TensorCodec(Codec):
         self._signature = Signature(_specs(model.inputs), _specs(model.outputs))
         self._samples = samples
         self._axes = {name: each.shape.index(-1) for name, each in model.inputs.items() if each.pad is not None}
+        self.max_batch_tokens = model.max_batch_tokens
         own = {name for name in ("decode", "render") if getattr(type(model), name) is not getattr(Model, name)}
         self._decodes, self._renders = "decode" in own, "render" in own
         self._varies_in_shape = any(
@@ -163,13 +164,9 @@ class TensorCodec(Codec):
         return tuple(self.model.lengths)
 
     @property
-    def _middle_length(self) -> int:
-        return self.lengths[len(self.lengths) // 2] if self.lengths else _VARYING
-
-    @property
     def synthetic_length_note(self) -> str:
         """The middle one of the model's lengths."""
-        return f"length {self._middle_length}"
+        return f"length {self.middle_length or _VARYING}"
 
     def length_of(self, sample: Sample) -> int:
         """The length of a sample of a model with lengths."""
@@ -214,7 +211,8 @@ class TensorCodec(Codec):
             specs = self._signature.outputs
             return {"outputs": {each.name: to_lists(each.name, output[each.name], each.datatype) for each in specs}}
         try:
-            return {"outputs": as_json(self.model.render(output, *([] if kept is None else [kept])))}
+            render: Any = self.model.render
+            return {"outputs": as_json(render(output) if kept is None else render(output, kept))}
         except ModelError:
             raise
         except BaseException as error:
@@ -248,7 +246,7 @@ class TensorCodec(Codec):
 
         Dimensions that vary have the length as their size; by default it is the middle one of the model's, or 16.
         """
-        length = length or self._middle_length
+        length = length or self.middle_length or _VARYING
         if not self._samples:
             return [{spec.name: _random(spec, rng, length) for spec in self._signature.inputs} for _ in range(count)]
         return [self._resized(self._samples[index % len(self._samples)], length) for index in range(count)]
@@ -265,7 +263,7 @@ class TensorCodec(Codec):
         if self._decodes:
             return Form((FormField("sample", "file", "for the model's own decode", "sample.bin"),), outputs=outputs)
         rng = np.random.default_rng(0)
-        fields = tuple(_form_field(spec, rng, self._middle_length) for spec in self._signature.inputs)
+        fields = tuple(_form_field(spec, rng, self.middle_length or _VARYING) for spec in self._signature.inputs)
         return Form(fields, "inputs", outputs)
 
 

@@ -1,4 +1,4 @@
-"""Encoders of Hugging Face and sentence-transformers: NAME=hf:ID_OR_FOLDER[,task=embed|classify|rerank].
+"""Encoders of Hugging Face and sentence-transformers: NAME=hf:ID_OR_FOLDER[,task=...][,max_batch_tokens=N].
 
 Needs the extra `text`. A folder has the files that transformers and sentence-transformers save. Imported in workers.
 """
@@ -49,6 +49,7 @@ class EncoderModel(Model):
         _require(self._folder, "config.json")
         self._config = transformers.AutoConfig.from_pretrained(self._folder)
         self._tokenizer, self._cutting, self._largest = self._read_tokenizer(transformers)
+        self.max_batch_tokens = parsed.max_batch_tokens  # type: ignore[misc]
         self._head = parsed.task or _task_of(self._config)
         self._parts = _pooling(self._folder) if self._head == "embed" else None
         self._set_signature()

@@ -139,6 +139,11 @@ def _check_signature(model: type[Model], where: str) -> None:
     largest = model.max_batch_size
     if largest is not None and (type(largest) is not int or largest < 1):
         raise SpecError(f"{where}: max_batch_size is {largest!r}; give an integer of at least 1, or None")
+    tokens = model.max_batch_tokens
+    if tokens is not None and (type(tokens) is not int or tokens < 1 or not model.lengths):
+        raise SpecError(
+            f"{where}: max_batch_tokens is {tokens!r}; give an integer of at least 1, with padded inputs, or None"
+        )
     task: object = model.task
     if task not in ("", *TASKS):
         raise SpecError(f"{where}: task is {task!r}; give one of {', '.join(TASKS)}, or leave it out")
