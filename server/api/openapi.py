@@ -49,6 +49,7 @@ JSON_LENGTH: _Json = {
 }
 _SCHEMAS = (  # errors, since a model of each route slows the start, and request bodies, which FastAPI does not parse
     schemas.Error,
+    schemas.TextError,
     schemas.TensorCall,
     schemas.InferRequest,
     schemas.IndexRequest,
@@ -130,6 +131,8 @@ def add_texts(app: FastAPI, models: Callable[[], Sequence[str]]) -> None:
         ("/rerank", "Texts by their relevance to a query", schemas.Ranking | list[schemas.Rank], RerankCall),
     ):
         route = documented(summary, response, INFERENCE_ERRORS, parameters=[TIMEOUT], body=json_content(body))
+        for code in INFERENCE_ERRORS:
+            route["responses"][code]["content"] = json_content(schemas.TextError)
         app.post(path, **route)(bare_asgi_route)
 
     @app.get("/v1/models", **documented("The models, as OpenAI lists them", schemas.ModelList, KEYED_ERRORS))

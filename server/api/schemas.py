@@ -69,6 +69,17 @@ class Embedding(_Body):
     embedding: list[float] | str
 
 
+class TextErrorDetail(_Body):
+    message: str
+    type: str
+    param: None
+    code: str | None
+
+
+class TextError(_Body):
+    error: TextErrorDetail | str
+
+
 class Embeddings(_Body):
     object: Literal["list"]
     data: list[Embedding]

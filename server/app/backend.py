@@ -296,7 +296,8 @@ def _load(plan: DevicePlan, meter: EnergyMeter) -> list[tuple[ServedModel, Devic
     for name, source in sources.items():
         model, worker = source.load(name, settings.of(name).weights, largest[name], settings.stages or 1)
         sampled = source.with_sample(model, Path(samples[name])) if name in samples else model
-        sampled.codec.max_batch_tokens = max_batch_tokens(settings, name)
+        if sampled.codec.lengths:
+            sampled.codec.max_batch_tokens = max_batch_tokens(settings, name)
         loaded.append((sampled, _device_of(sampled, worker, settings)))
     return loaded
 

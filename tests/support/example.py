@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +48,15 @@ def running_example(name: str, tmp_path: Path, profile: Profile | None = None) -
         profile: of the model; None: the server measures one.
     """
     text = (ROOT / "examples" / name / "README.md").read_text().replace("/tmp", str(tmp_path))
-    commands = {
-        words[0]: words for words in map(shlex.split, (line for line in text.split("\n") if line[:4] == "    "))
-    }
+    lines = [shlex.split(line) for line in text.split("\n") if line[:4] == "    "]
+    commands = {words[0]: words for words in lines}
+    preparations = takewhile(lambda words: words[0] != "serve-model", lines)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path))
         patch.chdir(ROOT)
-        if "python" in commands:
-            subprocess.run([sys.executable, *commands["python"][1:]], check=True, timeout=60)
+        for words in preparations:
+            if words[0] == "python":
+                subprocess.run([sys.executable, *words[1:]], check=True, timeout=60)
         policy = () if "--policy" in commands["serve-model"] else ("--policy", "timeout:2")
         given = [] if profile is None else ["--profile", str(tmp_path / "profile.json")]
         if profile is not None:
