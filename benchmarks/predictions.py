@@ -60,7 +60,7 @@ async def _watch(server: Server, seconds: float, found: list[dict[str, Any]]) ->
 
 def _known(server: Server) -> dict[str, Any]:
     live, profile = (_get(f"{server.url}/{path}") for path in ("live", "admin/models/model/profile"))
-    model = live["models"]["model"]
+    (model,) = live["models"]
     changes = server.by_label("batchwright_policy_changes_total", "reason")
     alone = profile.get("length_service_time_s", [profile["service_time_s"]])[0]
     return {
