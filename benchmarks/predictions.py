@@ -60,13 +60,12 @@ async def _watch(server: Server, seconds: float, found: list[dict[str, Any]]) ->
 
 def _known(server: Server) -> dict[str, Any]:
     live, profile = (_get(f"{server.url}/{path}") for path in ("live", "admin/models/model/profile"))
-    (model,) = live["models"]
     changes = server.by_label("batchwright_policy_changes_total", "reason")
     alone = profile.get("length_service_time_s", [profile["service_time_s"]])[0]
     return {
         "alone_ms": 1e3 * alone[len(alone) // 2 if "length" in profile else 0],
         "changes": sum(changes.values()),
-        **{key: (model["prediction"] or {}).get(key) for key in ("predicted", "measured")},
+        **{key: (live["prediction"] or {}).get(key) for key in ("predicted", "measured")},
     }
 
 
