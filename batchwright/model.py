@@ -102,7 +102,7 @@ class Model:
             a sample is the size of the dimension -1 of the first padded input. The last one bounds all padded inputs.
         task: embed, served at POST /v1/embeddings, too: `decode` gets each text as text/plain, or token ids as
             application/json, and the first output is the embedding. rerank, served at POST /rerank, too: `decode` gets
-            {"query": ..., "text": ...}, and the first output is the score.
+            {"query": ..., "text": ...}, and the first output is a raw score, of which the response has the sigmoid.
         max_batch_tokens: with padded inputs, the largest product of batch size and longest length of a batch.
         dimensions: smaller sizes to which an embedding may be cut.
     """

@@ -23,7 +23,7 @@ class Detector(Model):
         call = json.loads(body) if content_type.startswith("application/json") else {}
         sound = np.array(call["sound"]) if call else np.frombuffer(body, "<i2") / 32768
         if len(sound) < CHUNK:
-            return Answer({"speech": [], "state": call.get("state")})
+            return Answer({"speech": [], "state": call.get("state"), "context": call.get("context")})
         context = call.get("context") or [0.0] * CONTEXT
         sound = np.concatenate([context, sound[: len(sound) // CHUNK * CHUNK]]).astype(np.float32)
         chunks = [sound[start : start + CONTEXT + CHUNK] for start in range(0, len(sound) - CONTEXT, CHUNK)]

@@ -250,7 +250,7 @@ class Batcher:
         self._removed.clear()
 
     def _within_tokens(self, action: Action) -> Action:
-        """Leave out the requests of a launch, the latest first, with which it would exceed the model's tokens."""
+        """Keep those requests of a launch, in its order, with which it does not exceed the model's tokens."""
         if not isinstance(action, Launch) or len(action.requests) < 2:
             return action
         limit = self._max_batch_tokens.get(action.requests[0].kind.model)

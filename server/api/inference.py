@@ -186,7 +186,16 @@ class Inference:
             more = inputs.memory + (outputs if outputs > _LARGE_OUTPUTS else 0)
             if more:
                 context.memory.grow(more)
+            if inputs.runs_user_code and inputs.count > 1:
+                self._begin_pending(model.name, inputs.count, context)
             samples = await self._read(inputs, context) if inputs.runs_user_code else inputs.read()
+            if len(samples) > self.capacity:
+                raise BadInputError(
+                    f"the call has {len(samples)} samples, over the maximum {self.capacity} that may wait; send "
+                    "several calls, or raise --queue-capacity"
+                )
+            if len(samples) > inputs.count:
+                context.memory.grow((len(samples) - inputs.count) * model.output_bytes)
         del inputs
         context.memory.end_pending()
         context.queued = monotonic()
@@ -403,6 +412,8 @@ class Inference:
         response = now - context.began
         since_body = now - context.received
         self.metrics.outcome(model, "ok", context.samples, since_body)
+        if not context.device:  # decoding has answered it
+            return
         self.metrics.call_completed(model, context.device, response, context.samples, since_body)
         preparing = context.queued - context.began
         self.metrics.statistics.call_completed(model, preparing, context.waiting, context.service, response)

@@ -11,6 +11,8 @@ from server.models.model import Inputs, ServedModel
 from server.transport.multipart import field_of
 from server.transport.request import JSON_CONTENT, Handler, Headers, RequestContext, is_form
 
+_MANY = 8  # outputs, from which on rendering takes a thread
+
 
 class Predict:
     """POST /predict[/{m}], whose body is one sample, or a list of samples."""
@@ -37,20 +39,20 @@ class Predict:
         answers = await self._inference.infer(model, context, inputs.pop())
         if decoded.answer is not None:
             rendered = {"outputs": decoded.answer.outputs}
-        elif decoded.several:
-            each = [await self._render(model, answer.output, decoded.kept) for answer in answers]
-            rendered = {"outputs": [one["outputs"] for one in each]}
         else:
-            rendered = await self._render(model, answers[0].output, decoded.kept)
+            each = await self._render(model, [answer.output for answer in answers], decoded.kept)
+            rendered = {"outputs": [one["outputs"] for one in each]} if decoded.several else each[0]
         document = {"model": model.name, **rendered}
         return orjson.dumps(document | self._inference.describe(answers, context)), [JSON_CONTENT]
 
-    async def _render(self, model: ServedModel, output: Any, kept: bytes | None) -> dict[str, Any]:
-        render = partial(model.codec.render, output, model.labels, kept)
+    async def _render(self, model: ServedModel, outputs: list[Any], kept: bytes | None) -> list[dict[str, Any]]:
+        def render() -> list[dict[str, Any]]:
+            return [model.codec.render(output, model.labels, kept) for output in outputs]
+
         if model.codec.renders_by_user_code:
-            return await self._inference.run_user_code(model.output_bytes, render)
-        if model.codec.renders_slowly(output):
-            rendered: dict[str, Any] = await self._inference.run_in_thread(render)
+            return await self._inference.run_user_code(len(outputs) * model.output_bytes, render)
+        if len(outputs) > _MANY or any(map(model.codec.renders_slowly, outputs)):
+            rendered: list[dict[str, Any]] = await self._inference.run_in_thread(render)
             return rendered
         return render()
 

@@ -13,10 +13,10 @@ import orjson
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError, model_validator
 
-from server.api.inference import Inference
-from server.errors import BadInputError, ServerError, quote
+from server.api.inference import MAX_BODY_BYTES, Inference
+from server.errors import BadInputError, ServerError, TooLargeError, quote
 from server.json_body import parse_object
-from server.models.model import Inputs, ServedModel
+from server.models.model import ServedModel
 from server.models.tensors.codec import TensorCodec
 from server.transport.request import JSON_CONTENT, Handler, Headers, RequestContext
 
@@ -89,19 +89,19 @@ class Texts:
     def find(self, path: str) -> Handler | None:
         """Return the handler of POST requests with this path, which answers errors; None for other paths."""
         if path == "/v1/embeddings":
-            return partial(self._serve, EmbeddingsCall, self._embed)
-        return partial(self._serve, RerankCall, self._rerank) if path == "/rerank" else None
+            return partial(self._serve, EmbeddingsCall, "embed", self._embed)
+        return partial(self._serve, RerankCall, "rerank", self._rerank) if path == "/rerank" else None
 
-    async def _serve(self, kind: type[Any], answer: Any, context: RequestContext) -> None:
+    async def _serve(self, kind: type[Any], task: str, answer: Any, context: RequestContext) -> None:
         call: Any = None
 
-        async def name() -> str | None:
+        async def name() -> str:
             nonlocal call
             self._inference.check_queue(1)
             body = bytes(await self._inference.read(None, context))
             parse = partial(_parse, body, kind)
             call = await self._inference.parse(parse, body, context)
-            given: str | None = call.model
+            given: str = self._only(task) if call.model is None else call.model
             return given
 
         async def respond(model: ServedModel, context: RequestContext) -> tuple[bytes, Headers]:
@@ -111,13 +111,10 @@ class Texts:
         await self._inference.serve(name, respond, context, render_openai_error)
 
     async def _embed(self, call: EmbeddingsCall, model: ServedModel, context: RequestContext) -> tuple[bytes, Headers]:
-        codec = _codec(model, "embed", "embeddings")
+        codec = _codec(model, "embed")
         size = _size(codec, call.dimensions)
-        text = _TRUNCATED if call.truncate else _TEXT
-        bodies = [
-            (each.encode(), text) if isinstance(each, str) else (orjson.dumps(each), _JSON) for each in call.inputs
-        ]
-        answers = await self._infer(model, context, codec.from_bodies(bodies))
+        self._check_count(len(call.inputs))
+        answers = await self._inference.infer(model, context, codec.from_bodies(_bodies(call)))
         name = next(iter(codec.model.outputs))
         vectors = _cut(np.array([answer.output[name] for answer in answers], np.float32), size)
         tokens = int(sum(answer.length for answer in answers))
@@ -125,10 +122,15 @@ class Texts:
         return await self._rendered(render, vectors.size)
 
     async def _rerank(self, call: RerankCall, model: ServedModel, context: RequestContext) -> tuple[bytes, Headers]:
-        codec = _codec(model, "rerank", "relevance")
-        kind = f"{_JSON}; truncate" if call.truncate else _JSON
-        bodies = [(orjson.dumps({"query": call.query, "text": each}), kind) for each in call.given]
-        answers = await self._infer(model, context, codec.from_bodies(bodies))
+        codec = _codec(model, "rerank")
+        self._check_count(len(call.given))
+        size = len(call.query) * len(call.given)
+        if size > MAX_BODY_BYTES:
+            raise TooLargeError(
+                f"the query and {len(call.given)} texts are pairs of {size} characters, over the maximum "
+                f"{MAX_BODY_BYTES}; send a shorter query, or fewer texts"
+            )
+        answers = await self._inference.infer(model, context, codec.from_bodies(_pairs(call)))
         name = next(iter(codec.model.outputs))
         scores = np.array([answer.output[name].reshape(-1)[0] for answer in answers], np.float64)
         tokens = int(sum(answer.length for answer in answers))
@@ -136,8 +138,29 @@ class Texts:
             partial(_ranking, call, scores, model.name, context.request_id, tokens), len(scores)
         )
 
-    async def _infer(self, model: ServedModel, context: RequestContext, inputs: Inputs) -> Any:
-        return await self._inference.infer(model, context, inputs)
+    def _check_count(self, count: int) -> None:
+        """Check that so many texts can wait.
+
+        Raises:
+            BadInputError: they can never.
+        """
+        if count > self._inference.capacity:
+            raise BadInputError(
+                f"the call has {count} texts, over the maximum {self._inference.capacity} that may wait; send several "
+                "calls, or raise --queue-capacity"
+            )
+
+    def _only(self, task: str) -> str:
+        """The name of the only model with a task.
+
+        Raises:
+            BadInputError: there is none, or several.
+        """
+        names = [name for name, model in self._inference.models.items() if _task_of(model) == task]
+        if len(names) != 1:
+            known = f"of {', '.join(names)}" if names else f"; this server has no model whose task is {task}"
+            raise BadInputError(f"model is missing; send the name {known}" if names else f"model is missing{known}")
+        return names[0]
 
     async def _rendered(self, render: Any, numbers: int) -> tuple[bytes, Headers]:
         body = await self._inference.run_in_thread(render) if numbers > _MANY_NUMBERS else render()
@@ -171,10 +194,24 @@ def _expected(where: str, value: Any, message: str) -> str:
     return f"{message[:1].lower()}{message[1:]}"
 
 
-def _codec(model: ServedModel, task: str, what: str) -> TensorCodec:
+def _bodies(call: EmbeddingsCall) -> list[tuple[bytes, str]]:
+    kind = _TRUNCATED if call.truncate else _TEXT
+    return [(each.encode(), kind) if isinstance(each, str) else (orjson.dumps(each), _JSON) for each in call.inputs]
+
+
+def _pairs(call: RerankCall) -> list[tuple[bytes, str]]:
+    kind = f"{_JSON}; truncate" if call.truncate else _JSON
+    return [(orjson.dumps({"query": call.query, "text": each}), kind) for each in call.given]
+
+
+def _task_of(model: ServedModel) -> str:
+    return model.codec.model.task if isinstance(model.codec, TensorCodec) else ""
+
+
+def _codec(model: ServedModel, task: str) -> TensorCodec:
     codec = model.codec
     if not isinstance(codec, TensorCodec) or codec.model.task != task:
-        raise BadInputError(f"the model {model.name} gives no {what}; name a model whose task is {task}")
+        raise BadInputError(f"the task of the model {model.name} is not {task}; name a model whose task is {task}")
     return codec
 
 
@@ -193,7 +230,7 @@ def _size(codec: TensorCodec, dimensions: int | None) -> int:
 
 def _cut(vectors: NDArray[np.float32], size: int) -> NDArray[np.float32]:
     """The first components of each vector, scaled to a length of 1 if some are left out."""
-    if size in (vectors.shape[1], -1):
+    if size == vectors.shape[1]:
         return vectors
     cut = vectors[:, :size]
     return np.asarray(cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), 1e-12), np.float32)

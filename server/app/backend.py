@@ -13,7 +13,7 @@ import numpy as np
 from policies.catalog import Chosen
 from policies.profile import Profile
 from policies.types import SpecError
-from server.app.plan import DevicePlan, max_batch_tokens, meter_of, plan_model
+from server.app.plan import DevicePlan, limited, max_batch_tokens, meter_of, plan_model
 from server.backends.buckets import pads_to_buckets
 from server.backends.emulated import EmulatedDevice
 from server.backends.executor import (
@@ -322,7 +322,7 @@ def _ready(
     profile = warm_up_and_fit(
         executor, model, profile if batches else profile.truncated(1), every_size, _pads(plan, model.name)
     )
-    return _labelled(model, settings), profile
+    return _labelled(model, settings), limited(settings, model.name, profile)
 
 
 def _pads(plan: DevicePlan, model: str) -> bool:

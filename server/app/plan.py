@@ -87,10 +87,14 @@ def policy_of(settings: Settings, model: str, profile: Profile) -> Chosen:
     Raises:
         SpecError: the policy is not possible with that profile.
     """
+    return choose(_spec(settings, model), limited(settings, model, profile), _defaults(settings, model))
+
+
+def limited(settings: Settings, model: str, profile: Profile) -> Profile:
+    """The profile with the model's limit of tokens; the same object if nothing changes."""
     limit = max_batch_tokens(settings, model)
-    if profile.varies_by_length and profile.max_batch_tokens != limit:
-        profile = replace(profile, max_batch_tokens=limit)
-    return choose(_spec(settings, model), profile, _defaults(settings, model))
+    changes = profile.varies_by_length and profile.max_batch_tokens != limit
+    return replace(profile, max_batch_tokens=limit) if changes else profile
 
 
 def max_batch_tokens(settings: Settings, model: str) -> int | None:

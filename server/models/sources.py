@@ -228,7 +228,8 @@ class EncoderSource(TensorSource):
         """Make the model in this process, without loading it; raises SpecError."""
         from server.models.tensors.encoder_source import EncoderModel
 
-        return EncoderModel(self._path)
+        with one_line_errors(f"{self.spec}: reading the model"):
+            return EncoderModel(self._path)
 
     def _platform(self) -> str:
         return "transformers"

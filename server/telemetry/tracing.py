@@ -34,6 +34,8 @@ from server.telemetry.batch_record import BatchRecord
 _ROUTES = {
     "/predict": re.compile(r"/predict(?:/[^/]+)?"),
     "/v2/models/{model}/infer": re.compile(r"/v2/models/[^/]+(?:/versions/[^/]+)?/infer"),
+    "/v1/embeddings": re.compile(r"/v1/embeddings"),
+    "/rerank": re.compile(r"/rerank"),
     "/admin": re.compile(r"/admin/.*"),
     "/inference.GRPCInferenceService/ModelInfer": re.compile(r"/inference\.GRPCInferenceService/ModelInfer"),
 }

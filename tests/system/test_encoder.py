@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 
 from benchmarks.support.harness import Server, serving
+from policies.types import SpecError
+from server.models.sources import source_of
+from server.models.tensors.encoder_source import EncoderModel
 from tests.support.http_client import fetch
 from tests.support.tiny_encoder import MOST, WORDS, embedding_of, write_encoder
 from tests.support.triton import infer
@@ -121,7 +124,7 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"input": "a", "encoding_format": "hex"}, 400, "encoding_format is 'hex'"),
     ({"input": "a", "unknown": 1}, 400, "unknown is 1"),
     ({"input": "a", "model": "other"}, 404, "no model 'other'"),
-    ({"input": "a", "model": "ranker"}, 400, "the model ranker gives no embeddings"),
+    ({"input": "a", "model": "ranker"}, 400, "the task of the model ranker is not embed"),
     ({}, 400, "input is missing"),
 ]
 
@@ -160,3 +163,76 @@ def _largest_batch(server: Server, text: str) -> int:
     body = json.dumps({"inputs": [text] * 40}).encode()
     answer = fetch(server.url, "/predict", body, headers={"Content-Type": "application/json"}).json
     return int(answer["batch_size"])
+
+
+def test_without_a_name_the_only_model_of_the_task_serves(server: Server) -> None:
+    assert post(server, "/rerank", {"query": "how", "texts": ["a dog"]}).status == 200
+    assert post(server, "/v1/embeddings", {"input": "a"}).json["model"] == "embedder"
+
+
+def test_a_query_that_would_be_copied_for_many_texts_is_too_large(server: Server) -> None:
+    found = post(server, "/rerank", {"query": "a" * 100_000, "texts": ["a"] * 2000})
+    assert found.status == 413
+    assert "send a shorter query" in found.json["error"]["message"]
+
+
+@pytest.mark.parametrize(("name", "value"), [("token_type_ids", 99), ("input_ids", -1)])
+def test_tensors_outside_the_tables_of_the_network_are_bad_input(server: Server, name: str, value: int) -> None:
+    arrays = _tensors([2, 6, 3]) | {name: [value] * 3}
+    inputs = [{"name": key, "shape": [1, 3], "datatype": "INT64", "data": row} for key, row in arrays.items()]
+    found = post(server, "/v2/models/embedder/infer", {"inputs": inputs})
+    assert found.status == 400
+    assert "is not within 0.." in found.json["error"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"modules.json": [{"type": "x.Dense", "path": ""}]}, "the module x.Dense is not supported"),
+        ({"1_Pooling/config.json": {"pooling_mode": "weightedmean"}}, "is not supported"),
+        ({"config.json": None}, "has no config.json"),
+        ({"config.json": {"model_type": "unheard"}}, "reading the model failed"),
+        ({"model.safetensors": None}, "has no weights"),
+    ],
+)
+def test_a_folder_that_cannot_be_served_is_one_line_with_the_remedy(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    folder = write_encoder(tmp_path / "encoder")
+    for name, content in change.items():
+        (folder / name).unlink()
+        if content is not None:
+            (folder / name).write_text(json.dumps(content))
+    with pytest.raises(RuntimeError) as error, serving(f"m=hf:{folder}", "--device", "cpu"):
+        pass
+    assert message in str(error.value)
+    assert "Traceback" not in str(error.value)
+
+
+def test_the_pooling_of_newer_folders_is_read(tmp_path: Path) -> None:
+    folder = write_encoder(tmp_path / "encoder")
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean", "include_prompt": True}))
+    model = EncoderModel(f"hf:{folder}")
+    model.load("cpu")
+    sample = model.decode(b"a dog", "text/plain")
+    found = model.run(**{name: each[None] for name, each in sample.items()})["embedding"][0]
+    np.testing.assert_allclose(found, embedding_of(folder, "a dog"), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("hf:", "names no model"),
+        ("hf:/nowhere", "no folder '/nowhere'"),
+        ("hf:x,task=chat", "has 'task=chat'"),
+        ("hf:x,max_batch_tokens=0", "has 'max_batch_tokens=0'"),
+    ],
+)
+def test_a_spec_that_cannot_be_read_names_the_value(spec: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        source_of(spec).check("m", "pretrained", None)
+
+
+def test_a_task_without_its_head_is_refused(folder: Path, server: Server) -> None:
+    with pytest.raises(SpecError, match="has no network for task=rerank; its task is embed"):
+        EncoderModel(f"hf:{folder}/embedder,task=rerank")

@@ -71,5 +71,6 @@ def test_samples_that_do_not_fit_and_too_many_of_them_fail_alone(server: Server)
     assert bad.status == 500
     assert "decode gives z" in bad.json["error"]
     many = fetch(server.url, "/predict/own", json.dumps([*range(1, 40)]).encode())
-    assert many.status == 503
+    assert many.status == 400
+    assert "39 samples, over the maximum 32 that may wait" in many.json["error"]
     assert fetch(server.url, "/predict/own", b"[1]").status == 200

@@ -5,6 +5,7 @@ Needs the extra `text`. A folder has the files that transformers and sentence-tr
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from importlib import import_module
 from pathlib import Path
@@ -21,7 +22,9 @@ from server.models.encoder_spec import EncoderSpec
 
 _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 _ONNX = ("onnx/model.onnx", "model.onnx")
-_FILES = ["*.json", "*.txt", "*.model", "*.safetensors", "pytorch_model*.bin", "*/config.json", "onnx/model.onnx"]
+_FILES = ["*.json", "*.txt", "*.model", "*/config.json"]
+_KINDS = (["model*.safetensors"], ["pytorch_model*.bin"], ["onnx/model.onnx"])  # of weights, of which one is needed
+_NEW_NAMES = {"cls": "cls_token", "max": "max_tokens", "mean": "mean_tokens"}  # of pooling, since version 5
 _CONNECT_LIMIT = 5.0  # s
 _OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet", "xlm-roberta-xl")  # which begin after the padding
 _SHORTEST = 8  # tokens, of the lengths that are measured
@@ -47,11 +50,13 @@ class EncoderModel(Model):
         transformers = _import_transformers()
         self._folder = _folder_of(parsed.source)
         _require(self._folder, "config.json")
-        self._config = transformers.AutoConfig.from_pretrained(self._folder)
+        self._config = transformers.AutoConfig.from_pretrained(self._folder, trust_remote_code=False)
         self._tokenizer, self._cutting, self._largest = self._read_tokenizer(transformers)
         self.max_batch_tokens = parsed.max_batch_tokens  # type: ignore[misc]
         self._head = parsed.task or _task_of(self._config)
+        _check_task(self._head, self._config, parsed)
         self._parts = _pooling(self._folder) if self._head == "embed" else None
+        self._prompt = _default_prompt(self._folder) if self._head == "embed" else ""
         self._set_signature()
 
     def _read_tokenizer(self, transformers: Any) -> tuple[Any, Any, int]:
@@ -114,9 +119,14 @@ class EncoderModel(Model):
         """Embeddings of a batch, pooled over its tokens, or logits.
 
         Raises:
-            BadInput: a token is not in the vocabulary.
+            BadInput: a token or its type is not known, or the inputs differ in length.
         """
-        ids = inputs["input_ids"]
+        ids, types = inputs["input_ids"], inputs.get("token_type_ids")
+        if any(each.shape != ids.shape for each in inputs.values()):
+            raise BadInput("the inputs differ in length; send as many values of each as tokens")
+        kinds = getattr(self._config, "type_vocab_size", 1)
+        if types is not None and (types.min() < 0 or types.max() >= kinds):
+            raise BadInput(f"a token_type_id is not within 0..{kinds - 1}")
         if ids.min() < 0 or ids.max() >= self._config.vocab_size:  # which would end the context of a GPU
             raise BadInput(f"a token is not within 0..{self._config.vocab_size - 1}, the vocabulary of the model")
         with torch.inference_mode():
@@ -200,6 +210,7 @@ class EncoderModel(Model):
             texts = [value]
         if not all(isinstance(each, str) for each in texts):
             raise BadInput(f"the input is {str(value)[:80]!r}; send a text, a list of token ids, or a query and a text")
+        texts[0] = self._prompt + texts[0]
         return [each.lower() for each in texts] if self._lower else texts
 
 
@@ -247,16 +258,37 @@ def _pooling(folder: Path) -> _Pooling:
         kind = module["type"].rpartition(".")[2]
         if kind == "Pooling":
             config = _read_json(_require(folder, f"{module['path']}/config.json"))
-            on = [key.removeprefix("pooling_mode_") for key, value in config.items() if value is True]
-            modes = [mode for mode in _POOLS if mode in on]
-            unknown = [key for key in on if key not in _POOLS and key != "include_prompt"]
-            if unknown or not modes:
-                raise SpecError(f"{folder}: pooling by {', '.join(unknown) or 'nothing'} is not supported")
+            given = config.get("pooling_mode") or [
+                key.removeprefix("pooling_mode_")
+                for key, value in config.items()
+                if key.startswith("pooling_mode_") and value is True
+            ]
+            names = [_NEW_NAMES.get(name, name) for name in ([given] if isinstance(given, str) else given)]
+            modes = [mode for mode in _POOLS if mode in names]
+            if len(modes) < len(names) or not modes or config.get("include_prompt") is False:
+                raise SpecError(f"{folder}: the pooling {config} is not supported; write a FILE.py:CLASS for it")
         elif kind == "Normalize":
             normalises = True
         elif kind != "Transformer":
             raise SpecError(f"{folder}: the module {module['type']} is not supported; write a FILE.py:CLASS for it")
     return _Pooling(modes, normalises)
+
+
+def _default_prompt(folder: Path) -> str:
+    """What sentence-transformers puts before each text; empty in most models."""
+    config = _read_json(folder / "config_sentence_transformers.json")
+    return str((config.get("prompts") or {}).get(config.get("default_prompt_name"), ""))
+
+
+def _check_task(task: str, config: Any, spec: EncoderSpec) -> None:
+    """Check that the network has the head of a task, which would have random weights otherwise.
+
+    Raises:
+        SpecError: it has not.
+    """
+    found = _task_of(config)
+    if task != "embed" and found != task:
+        raise SpecError(f"{spec} has no network for task={task}; its task is {found}")
 
 
 def _task_of(config: Any) -> str:
@@ -290,16 +322,27 @@ def _folder_of(source: str) -> Path:
     if source.startswith(("/", ".", "~")) or source.count("/") > 1:
         raise SpecError(f"no folder {source!r}; give hf:FOLDER, or hf:ID of a model on the hub of Hugging Face")
     snapshot_download: Any = import_module("huggingface_hub").snapshot_download  # a dependency of transformers
-    try:
-        return Path(snapshot_download(source, local_files_only=True, allow_patterns=_FILES))
-    except Exception:  # noqa: BLE001  (it is not in the cache)
+    with suppress(Exception):  # it is not in the cache
+        cached = Path(snapshot_download(source, local_files_only=True))
+        if (cached / "config.json").is_file() and _has_weights(cached):
+            return cached
+    folder = Path()
+    for kind in _KINDS:
         try:
-            return Path(snapshot_download(source, allow_patterns=_FILES, etag_timeout=_CONNECT_LIMIT))
+            found = snapshot_download(source, allow_patterns=[*_FILES, *kind], etag_timeout=_CONNECT_LIMIT)
         except Exception as error:
             raise SpecError(
                 f"hf:{source} is no folder, not in the cache of Hugging Face, and cannot be downloaded: "
                 f"{one_line(error)[:200]}; give hf:FOLDER with the model's files"
             ) from error
+        folder = Path(found)
+        if _has_weights(folder):
+            break
+    return folder
+
+
+def _has_weights(folder: Path) -> bool:
+    return any(file for pattern in (*_WEIGHTS, *_ONNX) for file in folder.glob(pattern))
 
 
 def _require(folder: Path, name: str) -> Path:

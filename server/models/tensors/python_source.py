@@ -149,10 +149,23 @@ def _check_signature(model: type[Model], where: str) -> None:
         raise SpecError(f"{where}: task is {task!r}; give one of {', '.join(TASKS)}, or leave it out")
     if task in ("embed", "rerank") and model.decode is Model.decode:
         raise SpecError(f"{where}: task is {task!r}, which needs `decode`; write decode(self, body, content_type)")
+    _check_embedding(model, where)
     if model.torch and any(tensor.datatype == "BYTES" for tensor in model.inputs.values()):
         raise SpecError(f"{where}: torch has no tensors of BYTES; leave `torch = True` out, or take numbers")
     if model.run is Model.run:
         raise SpecError(f"{where} has no method `run`; write run(self, {', '.join(model.inputs)})")
+
+
+def _check_embedding(model: type[Model], where: str) -> None:
+    """Check the first output of a class whose task is embed, and the sizes to which it may be cut."""
+    shape = next(iter(model.outputs.values())).shape
+    if model.task == "embed" and (len(shape) != 1 or shape[0] < 1):
+        raise SpecError(f"{where}: task is 'embed', and the first output has the shape {list(shape)}; give it [SIZE]")
+    wrong = [each for each in model.dimensions if type(each) is not int or not 0 < each <= shape[0]]
+    if wrong:
+        raise SpecError(
+            f"{where}: dimensions has {wrong[0]!r}; give integers from 1 to {shape[0]}, the embedding's size"
+        )
 
 
 def _check_lengths(model: type[Model], where: str) -> None:
