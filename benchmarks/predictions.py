@@ -8,7 +8,7 @@ Models are those of benchmarks/real_models.py, the load is Poisson. One server e
 - lengths double: texts are half as long until half of the time has passed.
 
 Every five seconds: what the server predicts, what it measured in the last minute, both without decoding and HTTP, the
-learned service time of one request, and the policy changes so far. The figure is benchmarks/figures/predictions.png.
+learned service time of one request, and the policy changes so far. The figure is docs/figures/predictions.png.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from benchmarks.real_models import LARGEST, MODELS, bodies, open_loop
+from benchmarks.real_models import EMBEDDINGS, LARGEST, MODELS, bodies, open_loop
 from benchmarks.support.calls import HttpCall
 from benchmarks.support.harness import (
     FIGURES,
@@ -45,7 +45,7 @@ from policies.charts.averages import PALETTE
 
 NAME = "predictions"
 FACTORS = {"none": None, "x0.4": 0.4, "x2.5": 2.5}
-CHANGES = ("a core is taken", "lengths double")
+_MODELS = tuple(name for name in MODELS if name != EMBEDDINGS)
 _EVERY = 5.0  # s
 _BUSY = "while True: pass"
 
@@ -193,7 +193,7 @@ def draw(record: Mapping[str, Any]) -> None:
 def main() -> None:
     """Measure, print, draw and record."""
     parser = argument_parser(__doc__)
-    parser.add_argument("--models", nargs="*", choices=MODELS, default=MODELS)
+    parser.add_argument("--models", nargs="*", choices=_MODELS, default=_MODELS)
     parser.add_argument("--rates", nargs="*", type=float, required=True, help="1/s, one for each model")
     parser.add_argument("--seconds", type=float, default=660.0, help="of each server")
     add_trace_argument(parser)
