@@ -13,13 +13,10 @@ from PIL import Image
 
 from batchwright import Model, Tensor
 
-META = Path(torch.__file__).parents[1] / "torchvision" / "models" / "_meta.py"  # beside torch
-LABELS = runpy.run_path(str(META))["_IMAGENET_CATEGORIES"]
+LABELS = runpy.run_path(f"{Path(torch.__file__).parents[1]}/torchvision/models/_meta.py")["_IMAGENET_CATEGORIES"]
 
 
 class Classifier(Model):
-    """The three most probable classes of a picture."""
-
     inputs = {"image": Tensor("FP32", [3, 224, 224])}
     outputs = {"logits": Tensor("FP32", [1000])}
     torch = True
@@ -29,7 +26,10 @@ class Classifier(Model):
         self.network = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=weights).eval().to(device)
 
     def decode(self, body: bytes, content_type: str) -> dict[str, Any]:
-        pixels = np.asarray(Image.open(io.BytesIO(body)).convert("RGB").resize((224, 224)), np.float32)
+        try:
+            pixels = np.asarray(Image.open(io.BytesIO(body)).convert("RGB").resize((224, 224)), np.float32)
+        except OSError as error:
+            raise ValueError("the body is no picture; send a JPEG or PNG") from error
         return {"image": (pixels.transpose(2, 0, 1) - 127.0) / 128.0}
 
     def run(self, image: Any) -> dict[str, Any]:

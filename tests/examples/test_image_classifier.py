@@ -9,11 +9,13 @@ pytest.importorskip("efficientnet_lite_pytorch")
 pytest.importorskip("skimage")
 
 from tests.support.example import running_example
+from tests.support.http_client import fetch
 
 
 def test_a_picture_of_a_cat_answers_a_cat_as_the_package_does(tmp_path: Path) -> None:
     with running_example("image_classifier", tmp_path) as example:
         found = example.call()["outputs"]
+        assert "send a JPEG or PNG" in fetch(example.server.url, "/predict", b"no picture").json["error"]
     assert found[0]["label"] == "Egyptian cat"
     np.testing.assert_allclose([each["probability"] for each in found], _own_answer(tmp_path / "cat.png"), rtol=1e-3)
 
