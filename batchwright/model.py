@@ -104,7 +104,7 @@ class Model:
             application/json, and the first output is the embedding. rerank, served at POST /rerank, too: `decode` gets
             {"query": ..., "text": ...}, and the first output is a raw score, of which the response has the sigmoid.
         max_batch_tokens: with padded inputs, the largest product of batch size and longest length of a batch.
-        dimensions: smaller sizes to which an embedding may be cut.
+        dimensions: smaller sizes to which an embedding may be truncated.
     """
 
     inputs: ClassVar[Mapping[str, Tensor]]

@@ -24,8 +24,8 @@ _SIMULATED_REQUESTS = 15_000  # for each load, where a percentile is bounded
 def solved_table(spec: Spec, profile: Profile) -> PolicyTable:
     """Solve a table for the weight or bound of a spec; a load without a feasible policy gets the nearest one.
 
-    Without energies the fastest policy, w2 = 0, is solved for every bound on the response time. Service
-    times that vary by a tenth or more, as they do on a busy CPU, are gamma distributed.
+    Without energies the fastest policy, w2 = 0, is solved for every bound on the response time. Service times that
+    vary by a tenth or more, as they do on a busy CPU, are solved as gamma distributed.
     """
     key, value = weight_of(spec)
     problem = Problem(profile, 1.0, service=measured_service(profile))

@@ -88,10 +88,8 @@ def _least_percentile(profile: Profile, load: float) -> float:
 
     The policies differ in their largest batch, since a larger one may be slower per request.
     """
-    trial, largest = (
-        Trial(Problem(profile, load * profile.capacity, service=measured_service(profile)), _SIMULATED_REQUESTS),
-        profile.max_batch_size,
-    )
+    problem = Problem(profile, load * profile.capacity, service=measured_service(profile))
+    trial, largest = Trial(problem, _SIMULATED_REQUESTS), profile.max_batch_size
     device = ServiceModel(trial.service_time(), largest)
     most_efficient = max(range(1, largest + 1), key=lambda b: b / profile.service_time(b))
     limits = {largest, most_efficient, *(2**k for k in range(largest.bit_length()))}

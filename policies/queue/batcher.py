@@ -40,7 +40,7 @@ class Batcher:
             max_batch_size: the largest batch of each model; requests of other models are rejected.
             monitor: the first monitor.
             max_batch_tokens: by model, the largest product of batch size and longest length; None for no limit.
-                Batches are cut to it.
+                A launch that exceeds it is reduced to the requests that fit.
         """
         self.policy = policy
         self._max_batch_size = dict(max_batch_size)
