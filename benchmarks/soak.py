@@ -59,6 +59,7 @@ _JUST_SENT_S = 0.05  # s before the signal, in which the server may not have rea
 _EARLY = 2.0  # minutes after which memory is compared
 _COMPARED = 15  # samples, half a minute
 _FEW, _RELEASED_S = 32, 12.0  # waiting requests that count as calm; s in which a full queue's 150 MB are released
+_MORE_FILES = 3  # open files of an idle server more than before the load
 _RECORDED = 10  # every tenth sample is recorded
 
 
@@ -264,9 +265,19 @@ def _grown(
             problems.append(f"memory went from {early.rss_mb} to {then.rss_mb} MB {name}")
     if late.threads > early.threads + 1:
         problems.append(f"threads went from {early.threads} to {late.threads}")
-    if idle[1].files > idle[0].files + 3:
+    if idle[1].files > idle[0].files + _MORE_FILES:
         problems.append(f"open files of the idle server went from {idle[0].files} to {idle[1].files}")
     return problems
+
+
+def _idle_usage(pid: int, files: int) -> ResourceUsage:
+    """What an idle server uses, once a process that solves or predicts has ended, for which it waits at most 20 s."""
+    end = time.monotonic() + 20.0
+    usage = resource_usage(pid)
+    while usage.files > files + _MORE_FILES and time.monotonic() < end:
+        time.sleep(0.5)
+        usage = resource_usage(pid)
+    return usage
 
 
 def drain(server: Server) -> tuple[dict[str, Any], list[str]]:
@@ -309,7 +320,7 @@ def soak(minutes: float) -> dict[str, Any]:
             uvloop.run(run.run())
             _settle(server)
             time.sleep(_RELEASED_S * _pace(minutes))
-            after = resource_usage(server.process.pid)
+            after = _idle_usage(server.process.pid, before.files)
             counted = outcomes(server)
             held = bytes_held(server)
             drained, wrong = drain(server)

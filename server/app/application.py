@@ -1,7 +1,7 @@
 """The ASGI application: all routes, their error handlers, and the tasks that run as long as the application."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import cache, partial
 
@@ -28,6 +28,8 @@ from server.api.texts import Texts
 from server.errors import INTERNAL_ERROR, ServerError, quote
 from server.transport.request import AsgiContext, ClientDisconnectedError, Handler
 
+Background = Callable[[], Coroutine[None, None, None]]  # runs until it is cancelled
+
 
 class Application:
     """The ASGI application: the two inference routes by their handlers, all others on FastAPI.
@@ -35,10 +37,16 @@ class Application:
     FastAPI's layers would take longer than the rest of an inference call.
     """
 
-    def __init__(self, inference: Inference, version: str, repository: ModelRepository | None = None) -> None:
-        """Create the routes; `version` is that of the server."""
+    def __init__(
+        self,
+        inference: Inference,
+        version: str,
+        repository: ModelRepository | None = None,
+        background: Mapping[str, Background] | None = None,
+    ) -> None:
+        """Create the routes; `version` is that of the server, `background` runs while it serves."""
         self._infer, self._predict, self._texts = Infer(inference), Predict(inference), Texts(inference)
-        self._fastapi = create_fastapi(inference, version, repository)
+        self._fastapi = create_fastapi(inference, version, repository, background or {})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -54,17 +62,17 @@ class Application:
         return self._infer.find(path) or self._predict.find(path) or self._texts.find(path)
 
 
-def create_fastapi(inference: Inference, version: str, repository: ModelRepository | None = None) -> FastAPI:
-    """Create the FastAPI application, whose lifespan runs the dispatchers and the history."""
+def create_fastapi(
+    inference: Inference, version: str, repository: ModelRepository | None, background: Mapping[str, Background]
+) -> FastAPI:
+    """Create the FastAPI application, whose lifespan runs the dispatchers, the history, and `background`."""
     dashboard = DashboardData(inference)
-    background = {"dispatchers": inference.fleet.run, "history": dashboard.record_history}
-    background |= {f"predictions, {device}": each.run for device, each in inference.predictors.items()}
-    if repository is not None:
-        background["profiles"] = repository.explore
+    runs = {"dispatchers": inference.fleet.run, "history": dashboard.record_history, **background}
+    runs |= {f"predictions, {device}": each.run for device, each in inference.predictors.items()}
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(run(), name=name) for name, run in background.items()]
+        tasks = [asyncio.create_task(run(), name=name) for name, run in runs.items()]
         yield
         for task in tasks:
             task.cancel()

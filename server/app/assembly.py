@@ -14,6 +14,7 @@ from policies.smdp.choice import SHARE
 from server.api.inference import Inference, decoding_limits
 from server.app.application import Application
 from server.app.backend import Backend, ProfileSource, make_backend
+from server.app.exploration import Exploration
 from server.app.plan import ServerPlan
 from server.app.repository import Repository
 from server.config import Settings
@@ -86,7 +87,9 @@ def assemble(plan: ServerPlan, profile_source: ProfileSource, tracing: "Tracing 
         metrics.observe_batches(dispatcher.device, predictor.completed)
         inference.predictors[dispatcher.device] = predictor
     repository = Repository(inference, dispatchers, profile_source)
-    app, keys = Application(inference, version("batchwright"), repository), keys_of(settings)
+    exploration = Exploration(inference, dispatchers, profile_source)
+    app = Application(inference, version("batchwright"), repository, {"exploration": exploration.run})
+    keys = keys_of(settings)
     requests = RequestMiddleware(
         app,
         keys,

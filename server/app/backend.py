@@ -44,7 +44,6 @@ from server.scheduling.solver_process import choose_in_process
 from server.workers.worker import ModelWorker
 
 _log = logging.getLogger("batchwright")
-_REST = 19.0  # time without synthetic samples after a batch of them, of its service time
 
 
 class ProfileSource(Protocol):
@@ -149,11 +148,9 @@ def make_backend(plan: DevicePlan, profile_source: ProfileSource) -> Backend:
 
 
 def _choose_threads(device: Device, model: ServedModel, settings: Settings) -> None:
-    """Choose the threads of a model on the CPU by a batch of one, of the greatest length, which takes most time."""
+    """Choose the threads of a model on the CPU by a batch of one."""
     if isinstance(device, WorkerDevice):
-        lengths = model.codec.lengths
-        sample = model.codec.synthetic_samples(1, np.random.default_rng(0), lengths[-1] if lengths else None)
-        device.choose_threads(Batch(model.name, sample), settings.model_threads)
+        device.choose_threads(Batch(model.name, sample_alone(model)), settings.model_threads)
 
 
 def _serves_at_once(plan: DevicePlan, model: ServedModel, meter: EnergyMeter) -> bool:
@@ -168,11 +165,17 @@ def _serves_at_once(plan: DevicePlan, model: ServedModel, meter: EnergyMeter) ->
     return not (meter.source != "none" or find_device(settings.device).is_cuda or plan.has_goal(model.name))
 
 
-def executor_between(backend: Backend, model: str) -> LoadingExecutor:
-    """Runs batches of a model in service in a twentieth of the device's time."""
+def sample_alone(model: ServedModel) -> list[Any]:
+    """One synthetic sample, of the greatest length, which takes most time."""
+    lengths = model.codec.lengths
+    return model.codec.synthetic_samples(1, np.random.default_rng(0), lengths[-1] if lengths else None)
+
+
+def executor_between(backend: Backend, model: str, rest: float) -> LoadingExecutor:
+    """Runs batches of a model in service, and then none for `rest` times their service time."""
     settings, profile = backend.plan.settings, backend.loaded[model].chosen.profile
     limit = max(settings.hung_after_s, TIMEOUT_FACTOR * profile.max_service_time(profile.max_batch_size))
-    return LoadingExecutor(backend.executor, model, backend.executor.name, limit, _REST)
+    return LoadingExecutor(backend.executor, model, backend.executor.name, limit, rest)
 
 
 def synthetic_batches(backend: Backend, model: str) -> Iterator[tuple[float, list[Any]]]:

@@ -8,21 +8,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from policies.smdp.choice import SHARE
 from policies.types import SpecError
 from server.api.inference import Inference
-from server.app.backend import (
-    Backend,
-    LoadedModel,
-    ProfileSource,
-    executor_between,
-    load_again,
-    synthetic_batches,
-)
+from server.app.backend import Backend, LoadedModel, ProfileSource, load_again
 from server.app.plan import check_upstreams
-from server.backends.executor import Batch
 from server.errors import (
     DeviceLostError,
     DeviceUnavailableError,
@@ -39,7 +31,6 @@ from server.scheduling.solver_process import choose_in_process
 
 _log = logging.getLogger("batchwright")
 _POLL_INTERVAL = 0.25  # s, at which a call that waits for a load notices the shutdown
-_FEW, _WORTH = 4, 1.1  # size from which larger batches are tried only if it has this many times the rate of one
 State = Literal["READY", "LOADING", "UNAVAILABLE"]
 _T = TypeVar("_T")
 _Staged = list[tuple[Dispatcher, LoadedModel]]  # a model on each of its devices
@@ -78,47 +69,6 @@ class Repository:
             else:
                 found.append((model, "UNAVAILABLE", "unloaded" if model in fleet.unloaded else "not ready"))
         return found
-
-    async def explore(self) -> None:
-        """Learn service times by synthetic samples while a device has no calls, for models whose profile is estimated.
-
-        They are those of batches that calls may not make, up to sizes that are worth it. After each batch the device is
-        left alone for nineteen times as long, so that they take a twentieth of its time at most.
-        """
-        await asyncio.gather(*(self._explore(dispatcher, backend) for dispatcher, backend in self._backends.items()))
-
-    async def _explore(self, dispatcher: Dispatcher, backend: Backend) -> None:
-        for model in sorted(backend.estimated):
-            try:
-                for length, samples in synthetic_batches(backend, model):
-                    await self._try_batch(dispatcher, backend, model, length, samples)
-                if self._is_first(model):
-                    keep = partial(self._profile_source.keep, backend.plan.settings, dispatcher.learned(model))
-                    await self._run_in_thread(keep)
-            except Exception as error:  # noqa: BLE001  (the model is served by what is known)
-                _log.warning("%s: no more batches of synthetic samples are served: %s", model, one_line(error))
-
-    async def _try_batch(
-        self, dispatcher: Dispatcher, backend: Backend, model: str, length: float, samples: list[Any]
-    ) -> None:
-        """Run a batch in a pause, and learn from it, unless it is not worth it or the model was replaced."""
-        known, size = dispatcher.learned(model), len(samples)
-        half = size // 2
-        if size > known.max_batch_size:
-            return
-        if half >= _FEW and half * known.service_time(1, length) < _WORTH * known.service_time(half, length):
-            return
-        while dispatcher.open_calls or dispatcher.shared:  # noqa: ASYNC110  (it has no event, and need not be exact)
-            await asyncio.sleep(_POLL_INTERVAL)
-        if not self._is_first(model):
-            return
-        completion = await executor_between(backend, model).run(Batch(model, samples))
-        if dispatcher.on_served is not None and self._is_first(model):
-            dispatcher.on_served(model, size, completion.finished - completion.started, length)
-
-    def _is_first(self, model: str) -> bool:
-        """Whether the model that the server started with is still in service."""
-        return self._inference.models[model].id == model and model not in self._inference.fleet.unloaded
 
     async def load(self, model: str) -> None:
         """Load a model from its files as they are now, and use it for all calls that begin from then on.

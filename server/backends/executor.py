@@ -340,6 +340,19 @@ class ThreadExecutor:
         self._work.put(call)
         return done
 
+    def call_between(self, function: Callable[[], _T]) -> "Future[_T]":
+        """Queue a function for the thread, which calls it while no batch is in service."""
+        self._in_thread.append(None)
+
+        def alone() -> _T:
+            with self._turn:
+                try:
+                    return function()
+                finally:
+                    self._in_thread.pop()
+
+        return self.call(alone)
+
     def worker_of(self, model: str) -> dict[str, Any]:
         """Facts of the process of a model; empty without one."""
         find: Callable[[str], dict[str, Any]] | None = getattr(self._device, "worker_of", None)

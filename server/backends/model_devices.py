@@ -80,6 +80,10 @@ class ModelDevices:
         device = self._devices.get(batch.key)
         return device if isinstance(device, DirectDevice) else None
 
+    def of(self, model: str) -> Device | None:
+        """The device of a model by its id; None if it was removed."""
+        return self._devices.get(model)
+
     def worker_of(self, name: str) -> dict[str, Any]:
         """Facts of the process of the newest model of a name; empty without one."""
         own = [device for model, device in self._devices.items() if self._names.get(model) == name]

@@ -28,7 +28,11 @@ _LARGE = 2**18  # bytes of inputs, which a thread sends: copying more would dela
 
 
 class WorkerDevice:
-    """A Device for one model, which its worker loads and runs on a thread of its own."""
+    """A Device for one model, which its worker loads and runs on a thread of its own.
+
+    Attributes:
+        threads: of the model, as they were chosen; None if it does not use torch on the CPU.
+    """
 
     def __init__(self, name: str, worker: ModelWorker, place: str, optimise: Optimise = "auto") -> None:
         """Serve the model of a worker, once `load` was called, on a device by torch's name of it."""
@@ -38,7 +42,7 @@ class WorkerDevice:
         self._optimise: Optimise = optimise
         self._lane: BatchLane | None = None
         self._serving = False  # whether a thread waits for a batch
-        self._threads: int | None = None  # that were chosen
+        self.threads: int | None = None
 
     def load(self) -> None:
         """Load the model.
@@ -57,23 +61,37 @@ class WorkerDevice:
         Only for a model that uses torch on the CPU; those of others are as they were loaded.
         """
         cpus = available_cpus()
-        if self._place != "cpu" or not self._use_threads(wanted or cpus) or wanted is not None or cpus == 1:
+        if self._place != "cpu" or not self.use_threads(wanted or cpus) or wanted is not None or cpus == 1:
             return
         times = {}
         for count in (cpus - 1, cpus):
-            self._use_threads(count)
+            self.use_threads(count)
             times[count] = self._least_time(batch)
         if times[cpus - 1] <= _WORTH * times[cpus]:
-            self._use_threads(cpus - 1)
+            self.use_threads(cpus - 1)
         text = ", ".join(f"{1e3 * each:.3g} ms with {count}" for count, each in times.items())
-        _log.info("%s: %d threads; one request alone takes %s", self._name, self._threads, text)
+        _log.info("%s: %d threads; one request alone takes %s", self._name, self.threads, text)
 
-    def _use_threads(self, count: int) -> bool:
+    def use_threads(self, count: int) -> bool:
+        """Use this many threads for the next batches; False if the model does not use torch. No batch may run."""
         assert self._lane is not None
         if not self._lane.set_threads(count):
             return False
-        self._threads = count
+        self.threads = count
         return True
+
+    def time_with(self, count: int, batch: Batch) -> float:
+        """Service time of a batch with this many threads, s; those in use stay. No other batch may run."""
+        present = self.threads
+        assert present is not None
+        self.use_threads(count)
+        try:
+            self.serve(batch)  # the first one starts the threads
+            began = monotonic()
+            self.serve(batch)
+            return monotonic() - began
+        finally:
+            self.use_threads(present)
 
     def _least_time(self, batch: Batch) -> float:
         took = []
@@ -100,8 +118,8 @@ class WorkerDevice:
         if lane is None or following.process is not lane.process:
             _log.warning("%s was loaded again in a new process", self._name)
             self._lane = BatchLane(following)
-            if self._threads is not None:
-                self._lane.set_threads(self._threads)
+            if self.threads is not None:
+                self._lane.set_threads(self.threads)
 
     def serve(self, batch: Batch, /) -> Sequence[Any]:
         """One output for each input; it blocks.

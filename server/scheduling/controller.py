@@ -26,6 +26,7 @@ _log = logging.getLogger("batchwright.controller")
 _MIN_INTERVAL = 0.25  # s between two readings of the energy counter
 _MIN_STEPS = 10.0  # resolution steps of the counter between two readings
 _FIRST_RETRY, _LAST_RETRY = 300.0, 3600.0  # s from out of memory to trying a larger batch; doubled at each failure
+_SOLVED_AGAIN = 60.0  # s after which a policy that could not be solved because of a failure is solved again
 _T = TypeVar("_T")
 Solver = Callable[[Chosen, Profile, float, float], Chosen]  # as `solved_again`
 
@@ -43,6 +44,7 @@ class _Monitored:
         served: answers since the objective's state last changed.
         bins_updates: those of the policy's bins that were looked at.
         solving: the running task that solves another policy.
+        failed_at: instant of the last failure of solving, s; None if the last one succeeded.
     """
 
     configured: Chosen
@@ -52,6 +54,7 @@ class _Monitored:
     served: ResponseCounts = field(default_factory=ResponseCounts)
     bins_updates: int = 0
     solving: "asyncio.Task[None] | None" = None
+    failed_at: float | None = None
 
 
 @dataclass(slots=True)
@@ -117,6 +120,8 @@ class Controller:
         if refit is not None:
             reason = "; ".join(map(str, refit.drifts))
             self._solve(model, refit.profile, "drift", reason)
+        elif monitored.failed_at is not None and self._dispatcher.now() > monitored.failed_at + _SOLVED_AGAIN:
+            self._solve(model, monitored.drift.profile, "drift", "solving is tried again")
 
     def learned(self, model: str) -> Profile:
         """The profile of a model as it is known now, which need not be the one that its policy was solved for."""
@@ -239,6 +244,7 @@ class Controller:
     def _solve(self, model: str, profile: Profile, kind: str, reason: str, sizes: Sequence[float] = ()) -> None:
         """Start solving; `sizes` are those of requests, s, empty where they have not changed."""
         monitored = self._monitored[model]
+        monitored.failed_at = None
         before, configured = monitored.current.profile, monitored.configured
         if profile.varies_by_length and configured.solved_sizes:
             rescaled = [profile.time_alone(before.length_alone(size)) for size in configured.solved_sizes]
@@ -260,6 +266,7 @@ class Controller:
             return
         except Exception:  # noqa: BLE001  (a bug in the solver must not end the monitoring)
             _log.exception("%s: %s, but solving the policy again failed; it stays", model, reason)
+            monitored.failed_at = self._dispatcher.now()
             return
         finally:
             monitored.solving = None

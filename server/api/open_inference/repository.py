@@ -23,10 +23,6 @@ _State = Literal["READY", "LOADING", "UNAVAILABLE"]
 class ModelRepository(Protocol):
     """The models that the server's configuration lists."""
 
-    async def explore(self) -> None:
-        """Learn the service times of batches that calls do not make, while the models are served."""
-        ...
-
     def states(self) -> Sequence[tuple[str, _State, str]]:
         """Name and state of each model, and the reason if it is not ready."""
         ...

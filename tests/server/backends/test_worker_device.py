@@ -235,6 +235,20 @@ def test_restarts_are_reported_with_their_reason(executor: ThreadExecutor, devic
     assert reasons == ["died", "hung"]
 
 
+def test_a_function_is_called_between_batches(devices: dict[str, WorkerDevice], executor: ThreadExecutor) -> None:
+    async def scenario() -> None:
+        before = executor.run(batch(1.0))
+        alone = asyncio.wrap_future(executor.call_between(lambda: devices["m"].serve(batch(2.0))))
+        after = executor.run(batch(3.0))
+        first, between, last = await before, await alone, await after
+        assert is_right(batch(2.0), replace(first, outputs=between))
+        assert last.started - first.finished > 0.003, "which the function took"
+        direct = await executor.run(batch(4.0))
+        assert is_right(batch(4.0), direct)
+
+    asyncio.run(scenario())
+
+
 def test_an_exception_of_load_names_the_line(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(CODE)
     _, worker = source_of(f"{tmp_path}/own.py:Mine").load("own", "pretrained", 8, 1)
@@ -267,6 +281,8 @@ def test_the_threads_of_a_model_are_chosen_and_kept_in_the_next_process(
     device.choose_threads(one, None)
     assert used() == 39, "since all processors save little"
     device.choose_threads(one, 3)
+    device.time_with(1, one)
+    assert used() == 3, "those in use stay"
     os.kill(device.facts()["pid"], signal.SIGKILL)
     with suppress(WorkerDiedError):
         device.serve(one)
@@ -277,7 +293,7 @@ def test_the_threads_of_a_model_are_chosen_and_kept_in_the_next_process(
 
 def test_a_model_without_torch_has_no_threads_to_choose(devices: dict[str, WorkerDevice]) -> None:
     devices["m"].choose_threads(batch(1.0, 1), None)
-    assert devices["m"]._threads is None
+    assert devices["m"].threads is None
 
 
 FAULTS = """

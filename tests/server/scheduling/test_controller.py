@@ -621,3 +621,29 @@ def test_a_failed_solution_leaves_the_policy_and_does_not_fix_the_sizes() -> Non
         assert asked == [256, 512]
     finally:
         loop.close()
+
+
+def test_a_solution_that_failed_is_tried_again() -> None:
+    loop = virtual_loop()
+    executor, metrics, asked = ChangingExecutor(P4, P4, inf), Metrics(), list[float]()
+
+    def fails_once(chosen: Chosen, profile: Profile, factor: float, margin: float) -> Chosen:
+        asked.append(loop.time())
+        if len(asked) == 1:
+            raise RuntimeError("the process that solves was killed")
+        return replace(chosen, profile=profile)
+
+    async def main() -> Profile:
+        dispatcher = Dispatcher(executor, {"m": choose("smdp:w2=1", P4)}, metrics, loop.time, UNLIMITED)
+        controller = Controller(dispatcher, metrics, executor.meter, Inline(), fails_once)
+        for _ in range(300):
+            controller.served("m", 1, 1.5 * P4.service_time(1))
+            await asyncio.sleep(0.5)
+        return dispatcher.chosen["m"].profile
+
+    try:
+        assert loop.run_until_complete(main()).service_time(1) == pytest.approx(1.5 * P4.service_time(1))
+        assert len(asked) == 2
+        assert 60.0 < asked[1] - asked[0] < 62.0
+    finally:
+        loop.close()

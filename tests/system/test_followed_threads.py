@@ -1,0 +1,43 @@
+"""The threads of a model on the CPU follow the machine: fewer while other work takes a processor."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from policies.cpus import available_cpus
+from tests.support.http_client import fetch
+from tests.support.logged_server import LoggedServer, logged_server
+
+CODE = """
+import time, torch
+from pathlib import Path
+from batchwright import Model, Tensor
+class Mine(Model):
+    inputs = {{"x": Tensor("FP32", [1])}}
+    outputs = {{"y": Tensor("FP32", [1])}}
+    max_batch_size = 2
+    def run(self, x):
+        waits_for_others = torch.get_num_threads() == {cpus} and Path({taken!r}).exists()
+        time.sleep(0.05 if waits_for_others else 0.002 if torch.get_num_threads() == {cpus} else 0.005)
+        return {{"y": 2 * x}}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(available_cpus() == 1, reason="there is one number of threads only")
+def test_a_model_uses_fewer_threads_while_all_are_slower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    taken, cpus = tmp_path / "taken", available_cpus()
+    (tmp_path / "mine.py").write_text(CODE.format(cpus=cpus, taken=str(taken)))
+
+    def call_until_logged(server: LoggedServer, text: str) -> None:
+        while not server.logged(text):
+            answer = fetch(server.url, "/predict", json.dumps({"inputs": {"x": [1.0]}}).encode())
+            assert answer.json["outputs"]["y"] == [2.0]
+
+    with logged_server(tmp_path, f"mine={tmp_path}/mine.py:Mine", "--device", "cpu") as server:
+        assert server.logged(f"mine: {cpus} threads; one request alone takes")
+        call_until_logged(server, "mine: the learned profile is cached")
+        taken.touch()
+        call_until_logged(server, f"threads instead of {cpus}; one request alone takes 5")
