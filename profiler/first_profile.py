@@ -201,7 +201,7 @@ def _estimate(subject: Subject, key: cache.CacheKey) -> Profile:
             samples = subject.by_length.synthetic_samples(1, np.random.default_rng(0), within)
         batch = Batch(subject.model, [samples[index % len(samples)] for index in range(size)])
         with one_line_errors(f"{subject.model}: a batch of {size}", SAMPLE_HINT):
-            runs = [await subject.executor.run(batch) for _ in range(_ESTIMATES)]
+            runs = [await subject.executor.run(batch) for _ in range(_ESTIMATES if size <= 2 else 1)]
         return min(run.finished - run.started for run in runs)
 
     async def measure() -> dict[int | None, list[float]]:
@@ -216,7 +216,7 @@ def _estimate(subject: Subject, key: cache.CacheKey) -> Profile:
         tuple(times[middle]),
         model=subject.model,
         device=key.device,
-        note=f"estimated from {_ESTIMATES} batches of each of the sizes {', '.join(map(str, sizes))}",
+        note=f"estimated from a few batches of each of the sizes {', '.join(map(str, sizes))}",
     )
     if not lengths:
         return profile
