@@ -20,6 +20,7 @@ from server.scheduling.dispatcher import Dispatcher
 _log = logging.getLogger("batchwright")
 _POLL_INTERVAL = 0.25  # s, at which a pause of the calls is noticed
 _FEW, _WORTH = 4, 1.1  # size from which larger batches are tried only if it has this many times the rate of one
+_LONGEST = 4.0  # time of a batch that is tried, of that of one request of the greatest length: a call may wait for it
 _REST = 19.0  # time for other batches after one of these, of its service time
 _THREADS_INTERVAL = 5.0  # s between two looks at the service time of one request
 _THREADS_AGE = 300.0  # s after which the threads are compared again in any case: other work may have ended
@@ -80,6 +81,8 @@ class Exploration:
         known, size = dispatcher.learned(model), len(samples)
         half = size // 2
         if size > known.max_batch_size:
+            return
+        if known.service_time(size, length) > _LONGEST * known.service_time(1, max(known.lengths or (0,))):
             return
         if half >= _FEW and half * known.service_time(1, length) < _WORTH * known.service_time(half, length):
             return
