@@ -145,7 +145,8 @@ class VoiceDetector(Model):
             chunk = padded[:, start : start + CONTEXT + CHUNK]
             speech, state = self._session.run(None, {"input": chunk, "state": state, "sr": rate})
             total += speech * chunk.any(axis=1, keepdims=True)
-        return {"speech": total / np.maximum(1, np.count_nonzero(sound, axis=1, keepdims=True) / CHUNK)}
+        chunks = np.maximum(1, np.count_nonzero(sound, axis=1, keepdims=True) / CHUNK)
+        return {"speech": (total / chunks).astype(np.float32)}
 
     def samples(self) -> list[dict[str, Any]]:
         """One second of noise."""
