@@ -12,7 +12,7 @@ TEST_PROCESSES ?= $(shell expr $$(nproc) + 2)
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-install: $(STAMP)  ## create .venv and install everything into it
+install: $(STAMP)  ## create .venv and install into it all but the packages of the examples
 
 # An existing environment keeps its Python: another one over it would mix both.
 $(STAMP): pyproject.toml

@@ -269,6 +269,26 @@ SECTIONS = (
         _peers,
     ),
     Section(
+        "Real models on a CPU",
+        "real_models",
+        "Models with trained weights from packages, of which each server has the same class, on two cores beside the "
+        "client. Mean (p95) of the response times in ms, with the 95 % interval over three rounds, by the share of "
+        "Batchwright's saturation. LitServe of 8, 0 ms has max_batch_size 8 and no batch_timeout. A cell has 150 to "
+        "300 requests, and the same server differs by a factor of two between two starts, so that only the large "
+        "differences count. On two cores Batchwright loses to LitServe below load 0.9: it decodes the next requests "
+        "beside the batch in service, whose threads then wait for each other.",
+        lambda: recorded("real_models"),
+    ),
+    Section(
+        "Predicted and measured",
+        "predictions",
+        "The encoder under Poisson arrivals of texts with the lengths of a production trace: what the server predicts, "
+        "and measures in the last minute, as means over the time after the first minute. It starts without a profile, "
+        "or with one that is wrong by a factor; then another process takes one of the two cores for a third of the "
+        "time; then texts become twice as long.",
+        lambda: f"![Predicted and measured response times](figures/predictions.png)\n\n{recorded('predictions')}",
+    ),
+    Section(
         "gRPC beside HTTP",
         "grpc_calls",
         "The Open Inference Protocol by NVIDIA's clients for asyncio, 32 calls at once, with a device that takes a "

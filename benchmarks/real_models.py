@@ -322,7 +322,7 @@ def table(record: Mapping[str, Any]) -> str:
             cpu = np.mean([run["cpu_s_per_1000"] for run in runs])
             first, most = found["first_answer_s"][name][0], np.mean(found["saturation"][name])
             rows.append([name, *cells, f"{most:.1f}", f"{first:.1f}", f"{cpu:.1f}"])
-        parts.append(f"## {model}\n\n{markdown_table(head, rows)}\n")
+        parts.append(f"### {model}\n\n{markdown_table(head, rows)}\n")
     return "\n".join(parts)
 
 

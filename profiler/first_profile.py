@@ -216,7 +216,7 @@ def _estimate(subject: Subject, key: cache.CacheKey) -> Profile:
         tuple(times[middle]),
         model=subject.model,
         device=key.device,
-        note=f"estimated from a few batches of each of the sizes {', '.join(map(str, sizes))}",
+        note=f"estimated from a few batches of the sizes {', '.join(map(str, sizes))}",
     )
     if not lengths:
         return profile

@@ -127,8 +127,8 @@ class Settings(BaseSettings):
     )
     threads: Annotated[str, Field(pattern=r"^[1-9]\d{0,3}:[1-9]\d{0,3}$")] | None = Field(
         None,
-        description="threads of a model on the CPU, and threads that decode, such as 3:1 (default: of the model all "
-        "processors, or one less where that is no more than a tenth slower)",
+        description="threads of a model on the CPU, and threads that decode, such as 3:1 (default: those of the "
+        "model are compared at start and while serving)",
     )
     stages: int | None = Field(
         None, ge=1, le=64, description="stages into which each network is split, for the policies lazy and catch-up"

@@ -28,7 +28,7 @@ from server.api.texts import Texts
 from server.errors import INTERNAL_ERROR, ServerError, quote
 from server.transport.request import AsgiContext, ClientDisconnectedError, Handler
 
-Background = Callable[[], Coroutine[None, None, None]]  # runs until it is cancelled
+Background = Callable[[], Coroutine[None, None, None]]  # runs until it is cancelled, or returns
 
 
 class Application:

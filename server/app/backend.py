@@ -166,9 +166,8 @@ def _serves_at_once(plan: DevicePlan, model: ServedModel, meter: EnergyMeter) ->
 
 
 def sample_alone(model: ServedModel) -> list[Any]:
-    """One synthetic sample, of the greatest length, which takes most time."""
-    lengths = model.codec.lengths
-    return model.codec.synthetic_samples(1, np.random.default_rng(0), lengths[-1] if lengths else None)
+    """One synthetic sample, of the middle length."""
+    return model.codec.synthetic_samples(1, np.random.default_rng(0), model.codec.middle_length)
 
 
 def executor_between(backend: Backend, model: str, rest: float) -> LoadingExecutor:
@@ -182,7 +181,7 @@ def synthetic_batches(backend: Backend, model: str) -> Iterator[tuple[float, lis
     """Length of all samples, and samples, of batches of each power of two and length, from small to large."""
     codec, profile = backend.loaded[model].served.codec, backend.loaded[model].chosen.profile
     rng, largest = np.random.default_rng(0), profile.max_batch_size
-    for _ in range(1 if codec.lengths else 2):
+    for _ in range(1 if codec.lengths else 4):  # so that there are enough to learn from, if calls are few
         for size in (*(2**n for n in range(1, largest.bit_length()) if 2**n < largest), largest):
             for length in codec.lengths or (None,):
                 within = codec.length_within(size, length)

@@ -1,37 +1,41 @@
-"""What is learned in pauses of the calls: service times of batches that calls do not make, and threads of models."""
+"""What is learned beside the calls: service times of batches that they do not make, and threads of models."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from statistics import median
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from policies.cpus import available_cpus
 from server.api.inference import Inference
 from server.app.backend import Backend, ProfileSource, executor_between, sample_alone, synthetic_batches
 from server.backends.executor import Batch, uploaded
 from server.backends.worker_device import WorkerDevice
-from server.errors import one_line
+from server.errors import BatchTimeoutError, one_line
 from server.scheduling.dispatcher import Dispatcher
 
 _log = logging.getLogger("batchwright")
 _POLL_INTERVAL = 0.25  # s, at which a pause of the calls is noticed
 _FEW, _WORTH = 4, 1.1  # size from which larger batches are tried only if it has this many times the rate of one
-_LONGEST = 4.0  # time of a batch that is tried, of that of one request of the greatest length: a call may wait for it
+_LONGEST = 4.0  # largest expected time of a batch that is tried, over that of one request: a call may have to wait
 _REST = 19.0  # time for other batches after one of these, of its service time
 _THREADS_INTERVAL = 5.0  # s between two looks at the service time of one request
 _THREADS_AGE = 300.0  # s after which the threads are compared again in any case: other work may have ended
-_CHANGED = 1.3  # relative change of that time with which they are compared again
+_CHANGED = 1.5  # relative change of that time with which they are compared again
 _SETTLED = 30.0  # s after a comparison in which that time is learned with the threads in use
 _TRIALS = 5  # of each number of threads, of which the median counts
-_FASTER = 1.25  # time with the present number of threads over that with another, from which the other is used
+_LEFT, _BACK = 2.0, 1.1  # time with the number in use over that with another, from which the other is used
+_LONGEST_REST = 2.0  # s after a trial, so that a device that is slowed down many times is not left so for minutes
+_FEWEST_TRIALS = 2  # of each number, if another one is that much faster
+
+_T = TypeVar("_T")
 
 
 class Exploration:
-    """Learns in pauses of the calls, and between their batches in at most a twentieth of a device's time."""
+    """Learns beside the calls, in a twentieth of each device's time; a bit more while that device is slowed down."""
 
     def __init__(
         self, inference: Inference, backends: Mapping[Dispatcher, Backend], profile_source: ProfileSource
@@ -40,30 +44,24 @@ class Exploration:
         self._inference = inference
         self._backends = backends
         self._profile_source = profile_source
+        self._turns = {dispatcher: asyncio.Lock() for dispatcher in backends}
         self._pool = ThreadPoolExecutor(1, "exploration")
 
     async def run(self) -> None:
-        """Learn, until cancelled."""
-        await asyncio.gather(*(self._run(dispatcher, backend) for dispatcher, backend in self._backends.items()))
+        """Learn, until cancelled or nothing is left to learn."""
+        async with asyncio.TaskGroup() as tasks:
+            for dispatcher, backend in self._backends.items():
+                tasks.create_task(self._learn_estimated(dispatcher))
+                if backend.plan.settings.model_threads is None and available_cpus() > 1:
+                    for model in backend.loaded:
+                        tasks.create_task(self._follow_threads(model, dispatcher))
 
-    async def _run(self, dispatcher: Dispatcher, backend: Backend) -> None:
-        for model in sorted(backend.estimated):
-            await self._guarded(model, "no more batches of synthetic samples are served", self._learn, dispatcher)
-        settings = backend.plan.settings
-        if settings.model_threads is not None or available_cpus() == 1:
-            return
-        await asyncio.gather(
-            *(self._guarded(model, "its threads stay", self._follow_threads, dispatcher) for model in backend.loaded)
-        )
-
-    async def _guarded(
-        self, model: str, so: str, work: Callable[[str, Dispatcher], Awaitable[None]], dispatcher: Dispatcher
-    ) -> None:
-        """Do some work; if it fails, the model is served by what is known."""
-        try:
-            await work(model, dispatcher)
-        except Exception as error:  # noqa: BLE001
-            _log.warning("%s: %s: %s", model, so, one_line(error))
+    async def _learn_estimated(self, dispatcher: Dispatcher) -> None:
+        for model in sorted(self._backends[dispatcher].estimated):
+            try:
+                await self._learn(model, dispatcher)
+            except Exception as error:  # noqa: BLE001  (the model is served by what is known)
+                _log.warning("%s: no more batches of synthetic samples are served: %s", model, one_line(error))
 
     async def _learn(self, model: str, dispatcher: Dispatcher) -> None:
         """Serve synthetic samples of sizes and lengths that calls may not make, and cache the profile."""
@@ -90,7 +88,8 @@ class Exploration:
             await asyncio.sleep(_POLL_INTERVAL)
         if not self._is_first(model):
             return
-        completion = await executor_between(backend, model, _REST).run(Batch(model, samples))
+        async with self._turns[dispatcher]:
+            completion = await executor_between(backend, model, _REST).run(Batch(model, samples))
         if dispatcher.on_served is not None and self._is_first(model):
             dispatcher.on_served(model, size, completion.finished - completion.started, length)
 
@@ -104,37 +103,70 @@ class Exploration:
         Threads of a batch wait for each other: while another process takes a processor, a batch on all processors can
         take several times as long as one on fewer.
         """
-        backend = self._backends[dispatcher]
         while True:
             known, compared = dispatcher.learned(model).service_times[0], monotonic()
-            while (  # noqa: ASYNC110  (of the time there is no event)
+            while (  # noqa: ASYNC110  (no event signals that the time has changed)
                 1.0 / _CHANGED < dispatcher.learned(model).service_times[0] / known < _CHANGED
                 and monotonic() < compared + _THREADS_AGE
             ):
                 await asyncio.sleep(_THREADS_INTERVAL)
-            device = backend.devices.of(self._inference.models[model].id)
-            if isinstance(device, WorkerDevice) and device.threads is not None and not dispatcher.shared:
-                await self._compare_threads(model, backend, device, device.threads)
+            try:
+                async with self._turns[dispatcher]:
+                    await self._compare_threads(model, dispatcher)
+            except Exception as error:  # noqa: BLE001  (such as a process that died; it is compared again)
+                _log.warning("%s: numbers of threads could not be compared: %s", model, one_line(error))
             await asyncio.sleep(_SETTLED)
 
-    async def _compare_threads(self, model: str, backend: Backend, device: WorkerDevice, present: int) -> None:
-        cpus, executor = available_cpus(), backend.executor
-        batch = Batch(model, uploaded(executor, model, sample_alone(backend.loaded[model].served)))
-        times: dict[int, list[float]] = {count: [] for count in sorted({max(1, cpus // 2), cpus - 1, cpus, present})}
-        for _ in range(_TRIALS):
+    async def _compare_threads(self, model: str, dispatcher: Dispatcher) -> None:
+        """Time one request with several numbers of threads, and use a better one; not while a model is loaded."""
+        backend, served, cpus = self._backends[dispatcher], self._inference.models[model], available_cpus()
+        device = backend.devices.of(served.id)
+        if not isinstance(device, WorkerDevice) or device.threads is None:
+            return
+        present = device.threads
+        counts = sorted({max(1, cpus // 2), max(1, cpus - 1), cpus, present, device.preferred_threads})
+        times: dict[int, list[float]] = {count: [] for count in counts}
+        batch = Batch(model, uploaded(backend.executor, served.id, sample_alone(served)), id=served.id)
+        while True:
             for count, took in times.items():
+                if dispatcher.shared or backend.devices.of(served.id) is not device:
+                    return
                 began = monotonic()
-                took.append(await asyncio.wrap_future(executor.call_between(partial(device.time_with, count, batch))))
-                await asyncio.sleep(_REST * (monotonic() - began))
-        count = better_threads(times, present)
+                took.append(await _between(backend, model, partial(device.time_with, count, batch)))
+                await asyncio.sleep(min(_REST * (monotonic() - began), _LONGEST_REST))
+            count = better_threads(times, present, device.preferred_threads)
+            enough = _TRIALS if present != device.preferred_threads or count == present else _FEWEST_TRIALS
+            if len(times[present]) >= enough:
+                break
         if count != present:
-            await asyncio.wrap_future(executor.call_between(partial(device.use_threads, count)))
+            await _between(backend, model, partial(device.use_threads, count))
             text = ", ".join(f"{1e3 * median(took):.3g} ms with {each}" for each, took in times.items())
             _log.info("%s: %d threads instead of %d; one request alone takes %s", model, count, present, text)
 
 
-def better_threads(times: Mapping[int, Sequence[float]], present: int) -> int:
-    """The number of threads with the least median time, s, unless `present` is nearly as fast, which then stays."""
+async def _between(backend: Backend, model: str, work: Callable[[], _T]) -> _T:
+    """Call a function between batches; if it takes longer than a batch may, its model is loaded again.
+
+    Raises:
+        BatchTimeoutError: it took longer.
+    """
+    limit = executor_between(backend, model, _REST).timeout
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(backend.executor.call_between(work)), limit)
+    except TimeoutError:
+        error = BatchTimeoutError(f"a batch did not finish within {limit:g} s")
+        await backend.executor.restart(model, error)
+        raise error from None
+
+
+def better_threads(times: Mapping[int, Sequence[float]], present: int, preferred: int) -> int:
+    """The number of threads to use, by the median times of each, s.
+
+    The preferred number is left only for one that takes less than half of its time, and used again as soon as it is
+    faster than the present one, so that noise does not change the number.
+    """
     medians = {count: median(each) for count, each in times.items()}
+    if present != preferred:
+        return preferred if medians[present] > _BACK * medians[preferred] else present
     best = min(medians, key=lambda count: (medians[count], count))
-    return best if medians[present] > _FASTER * medians[best] else present
+    return best if medians[present] > _LEFT * medians[best] else present

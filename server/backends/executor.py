@@ -346,12 +346,11 @@ class ThreadExecutor:
 
         def alone() -> _T:
             with self._turn:
-                try:
-                    return function()
-                finally:
-                    self._in_thread.pop()
+                return function()
 
-        return self.call(alone)
+        done = self.call(alone)
+        done.add_done_callback(lambda _: self._in_thread.pop())
+        return done
 
     def worker_of(self, model: str) -> dict[str, Any]:
         """Facts of the process of a model; empty without one."""

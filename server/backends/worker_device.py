@@ -31,7 +31,8 @@ class WorkerDevice:
     """A Device for one model, which its worker loads and runs on a thread of its own.
 
     Attributes:
-        threads: of the model, as they were chosen; None if it does not use torch on the CPU.
+        threads: of the model, those in use; None if it does not use torch on the CPU.
+        preferred_threads: as they were chosen when it was loaded.
     """
 
     def __init__(self, name: str, worker: ModelWorker, place: str, optimise: Optimise = "auto") -> None:
@@ -43,6 +44,7 @@ class WorkerDevice:
         self._lane: BatchLane | None = None
         self._serving = False  # whether a thread waits for a batch
         self.threads: int | None = None
+        self.preferred_threads = 0
 
     def load(self) -> None:
         """Load the model.
@@ -70,6 +72,7 @@ class WorkerDevice:
         if times[cpus - 1] <= _WORTH * times[cpus]:
             self.use_threads(cpus - 1)
         text = ", ".join(f"{1e3 * each:.3g} ms with {count}" for count, each in times.items())
+        self.preferred_threads = self.threads or 0
         _log.info("%s: %d threads; one request alone takes %s", self._name, self.threads, text)
 
     def use_threads(self, count: int) -> bool:
@@ -82,16 +85,17 @@ class WorkerDevice:
 
     def time_with(self, count: int, batch: Batch) -> float:
         """Service time of a batch with this many threads, s; those in use stay. No other batch may run."""
-        present = self.threads
-        assert present is not None
-        self.use_threads(count)
+        assert self._lane is not None
+        assert self.threads is not None
+        self._lane.set_threads(count)  # `threads` stay: those of the next process if this one dies
         try:
             self.serve(batch)  # the first one starts the threads
             began = monotonic()
             self.serve(batch)
             return monotonic() - began
         finally:
-            self.use_threads(present)
+            with suppress(WorkerDiedError):
+                self._lane.set_threads(self.threads)
 
     def _least_time(self, batch: Batch) -> float:
         took = []

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 from typing import TypeVar
 
@@ -44,7 +45,6 @@ class _Monitored:
         served: answers since the objective's state last changed.
         bins_updates: those of the policy's bins that were looked at.
         solving: the running task that solves another policy.
-        failed_at: instant of the last failure of solving, s; None if the last one succeeded.
     """
 
     configured: Chosen
@@ -54,7 +54,6 @@ class _Monitored:
     served: ResponseCounts = field(default_factory=ResponseCounts)
     bins_updates: int = 0
     solving: "asyncio.Task[None] | None" = None
-    failed_at: float | None = None
 
 
 @dataclass(slots=True)
@@ -120,8 +119,6 @@ class Controller:
         if refit is not None:
             reason = "; ".join(map(str, refit.drifts))
             self._solve(model, refit.profile, "drift", reason)
-        elif monitored.failed_at is not None and self._dispatcher.now() > monitored.failed_at + _SOLVED_AGAIN:
-            self._solve(model, monitored.drift.profile, "drift", "solving is tried again")
 
     def learned(self, model: str) -> Profile:
         """The profile of a model as it is known now, which need not be the one that its policy was solved for."""
@@ -244,19 +241,41 @@ class Controller:
     def _solve(self, model: str, profile: Profile, kind: str, reason: str, sizes: Sequence[float] = ()) -> None:
         """Start solving; `sizes` are those of requests, s, empty where they have not changed."""
         monitored = self._monitored[model]
-        monitored.failed_at = None
         before, configured = monitored.current.profile, monitored.configured
         if profile.varies_by_length and configured.solved_sizes:
             rescaled = [profile.time_alone(before.length_alone(size)) for size in configured.solved_sizes]
             configured = replace(configured, solved_sizes=tuple(rescaled))
         if sizes:
             configured = replace(configured, solved_sizes=tuple(sizes))
-        swap = self._swap(model, monitored, configured, profile, kind, reason)
+        again = partial(self._solve_again, model, monitored, monitored.current, profile, kind, reason, sizes)
+        swap = self._swap(model, monitored, configured, profile, kind, reason, again)
         monitored.solving = asyncio.get_running_loop().create_task(swap)
 
-    async def _swap(
-        self, model: str, monitored: _Monitored, configured: Chosen, profile: Profile, kind: str, reason: str
+    def _solve_again(
+        self,
+        model: str,
+        monitored: _Monitored,
+        current: Chosen,
+        profile: Profile,
+        kind: str,
+        reason: str,
+        sizes: Sequence[float],
     ) -> None:
+        """Solve a policy that could not be solved, unless another one was set meanwhile."""
+        if self._monitored[model] is monitored and monitored.current is current and monitored.solving is None:
+            self._solve(model, monitored.drift.profile if kind == "drift" else profile, kind, reason, sizes)
+
+    async def _swap(
+        self,
+        model: str,
+        monitored: _Monitored,
+        configured: Chosen,
+        profile: Profile,
+        kind: str,
+        reason: str,
+        again: Callable[[], None],
+    ) -> None:
+        """Solve a policy and set it; `again` is called later if solving failed."""
         factor = monitored.objective.factor if isinstance(monitored.objective, Objective) else 1.0
         margin = monitored.objective.in_use if isinstance(monitored.objective, AgeMargin) else 0.0
         try:
@@ -266,7 +285,7 @@ class Controller:
             return
         except Exception:  # noqa: BLE001  (a bug in the solver must not end the monitoring)
             _log.exception("%s: %s, but solving the policy again failed; it stays", model, reason)
-            monitored.failed_at = self._dispatcher.now()
+            asyncio.get_running_loop().call_later(_SOLVED_AGAIN, again)
             return
         finally:
             monitored.solving = None
