@@ -271,13 +271,12 @@ SECTIONS = (
     Section(
         "Real models on a CPU",
         "real_models",
-        "Models with trained weights from packages, of which each server has the same class, on two cores beside the "
-        "client. Mean (p95) of the response times in ms, with the 95 % interval over three rounds, by the share of "
-        "Batchwright's saturation. LitServe of 8, 0 ms has max_batch_size 8 and no batch_timeout. A cell has 150 to "
-        "300 requests, and the same server differs by a factor of two between two starts, so that only the large "
-        "differences count. On two cores Batchwright loses to LitServe below load 0.9: it decodes the next requests "
-        "beside the batch in service, whose threads then wait for each other.",
-        lambda: recorded("real_models"),
+        "Models with trained weights from packages, on two cores beside the client. Mean ± half of the 95 % interval "
+        "over three rounds (p95) of the response times in ms, by the share of Batchwright's saturation. LitServe's "
+        "settings are max_batch_size and batch_timeout. Embeddings are called by OpenAI's interface. Of the other "
+        "models each server has the same class. The same server differs by up to a factor of two between two starts, "
+        "so that only large differences count. Batchwright loses to LitServe at the two lower loads. A likely reason "
+        "is that it decodes beside the batch in service, whose threads then wait for each other.",
     ),
     Section(
         "Predicted and measured",

@@ -148,9 +148,10 @@ def make_backend(plan: DevicePlan, profile_source: ProfileSource) -> Backend:
 
 
 def _choose_threads(device: Device, model: ServedModel, settings: Settings) -> None:
-    """Choose the threads of a model on the CPU by a batch of one."""
+    """Choose the threads of a model on the CPU by a batch of one, of the greatest length, which takes most time."""
     if isinstance(device, WorkerDevice):
-        device.choose_threads(Batch(model.name, sample_alone(model)), settings.model_threads)
+        sample = sample_alone(model, max(model.codec.lengths, default=None))
+        device.choose_threads(Batch(model.name, sample), settings.model_threads)
 
 
 def _serves_at_once(plan: DevicePlan, model: ServedModel, meter: EnergyMeter) -> bool:
@@ -165,9 +166,9 @@ def _serves_at_once(plan: DevicePlan, model: ServedModel, meter: EnergyMeter) ->
     return not (meter.source != "none" or find_device(settings.device).is_cuda or plan.has_goal(model.name))
 
 
-def sample_alone(model: ServedModel) -> list[Any]:
-    """One synthetic sample, of the middle length."""
-    return model.codec.synthetic_samples(1, np.random.default_rng(0), model.codec.middle_length)
+def sample_alone(model: ServedModel, length: int | None) -> list[Any]:
+    """One synthetic sample, of a length where samples differ in it."""
+    return model.codec.synthetic_samples(1, np.random.default_rng(0), length)
 
 
 def executor_between(backend: Backend, model: str, rest: float) -> LoadingExecutor:

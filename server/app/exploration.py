@@ -126,7 +126,8 @@ class Exploration:
         present = device.threads
         counts = sorted({max(1, cpus // 2), max(1, cpus - 1), cpus, present, device.preferred_threads})
         times: dict[int, list[float]] = {count: [] for count in counts}
-        batch = Batch(model, uploaded(backend.executor, served.id, sample_alone(served)), id=served.id)
+        sample = sample_alone(served, served.codec.middle_length)
+        batch = Batch(model, uploaded(backend.executor, served.id, sample), id=served.id)
         while True:
             for count, took in times.items():
                 if dispatcher.shared or backend.devices.of(served.id) is not device:
