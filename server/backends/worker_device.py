@@ -63,16 +63,19 @@ class WorkerDevice:
         Only for a model that uses torch on the CPU; those of others are as they were loaded.
         """
         cpus = available_cpus()
-        if self._place != "cpu" or not self.use_threads(wanted or cpus) or wanted is not None or cpus == 1:
+        if self._place != "cpu" or not self.use_threads(wanted or cpus):
+            return
+        self.preferred_threads = wanted or cpus
+        if wanted is not None or cpus == 1:
             return
         times = {}
         for count in (cpus - 1, cpus):
             self.use_threads(count)
             times[count] = self._least_time(batch)
         if times[cpus - 1] <= _WORTH * times[cpus]:
+            self.preferred_threads = cpus - 1
             self.use_threads(cpus - 1)
         text = ", ".join(f"{1e3 * each:.3g} ms with {count}" for count, each in times.items())
-        self.preferred_threads = self.threads or 0
         _log.info("%s: %d threads; one request alone takes %s", self._name, self.threads, text)
 
     def use_threads(self, count: int) -> bool:

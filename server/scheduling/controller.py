@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
-from functools import partial
 from math import inf
 from typing import TypeVar
 
@@ -27,7 +26,7 @@ _log = logging.getLogger("batchwright.controller")
 _MIN_INTERVAL = 0.25  # s between two readings of the energy counter
 _MIN_STEPS = 10.0  # resolution steps of the counter between two readings
 _FIRST_RETRY, _LAST_RETRY = 300.0, 3600.0  # s from out of memory to trying a larger batch; doubled at each failure
-_SOLVED_AGAIN = 60.0  # s after which a policy that could not be solved because of a failure is solved again
+_SOLVED_AGAIN = 60.0  # s after a failure of solving, until it is tried again
 _T = TypeVar("_T")
 Solver = Callable[[Chosen, Profile, float, float], Chosen]  # as `solved_again`
 
@@ -247,23 +246,15 @@ class Controller:
             configured = replace(configured, solved_sizes=tuple(rescaled))
         if sizes:
             configured = replace(configured, solved_sizes=tuple(sizes))
-        again = partial(self._solve_again, model, monitored, monitored.current, profile, kind, reason, sizes)
+        current = monitored.current
+
+        def again() -> None:
+            """Solve the policy after a failure, unless another one was set meanwhile."""
+            if self._monitored[model] is monitored and monitored.current is current and monitored.solving is None:
+                self._solve(model, monitored.drift.profile if kind == "drift" else profile, kind, reason, sizes)
+
         swap = self._swap(model, monitored, configured, profile, kind, reason, again)
         monitored.solving = asyncio.get_running_loop().create_task(swap)
-
-    def _solve_again(
-        self,
-        model: str,
-        monitored: _Monitored,
-        current: Chosen,
-        profile: Profile,
-        kind: str,
-        reason: str,
-        sizes: Sequence[float],
-    ) -> None:
-        """Solve a policy that could not be solved, unless another one was set meanwhile."""
-        if self._monitored[model] is monitored and monitored.current is current and monitored.solving is None:
-            self._solve(model, monitored.drift.profile if kind == "drift" else profile, kind, reason, sizes)
 
     async def _swap(
         self,
