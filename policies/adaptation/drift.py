@@ -21,7 +21,9 @@ those since the change point.
 The threshold for batches is 3: about 15 batches at 1.5 times the expected time, about 35 at 1.2 times. It is 300 times
 the variance v of log ratios if that is more, since disturbances of a device last for many batches: about 75 batches at
 1.5 times the expected time if v is 0.05. v is half the mean square of successive differences, which a jump hardly
-affects.
+affects. A device may be slower now and then for a second, as a virtual machine is whose host has other work. So the
+threshold is multiplied by 4, up to 16, by each alarm that takes back the change of the one before, and halved after
+each 4,096 batches without one. Such disturbances then are variation of the learned times, and policies stay.
 
 The threshold for energy windows is 0.4: two windows of 1.5 times the energy. Each window averages at least eight
 batches. A batch missing from one window is counted in the next, so such errors do not accumulate. An alarm is a drift
@@ -54,6 +56,8 @@ from policies.profile import Profile
 
 _MAX_BATCHES = 256  # kept
 _TIME_THRESHOLD, _PER_VARIANCE, _ENERGY_THRESHOLD = 3.0, 300.0, 0.4  # of sums, beyond which there is an alarm
+_CAUTION, _MOST_CAUTION, _CALM = 4.0, 16.0, 4096  # factor of the threshold by a change back, its limit; batches
+_BACK = 0.5  # of the logarithm of a change: the sum of two in a row that take each other back is at most that
 _UNDECIDED = 0.05  # part of the threshold of an alarm above which a change may have begun
 _TIME_EFFECT = 0.1  # relative error of service times up to which another policy would be no better
 _FIRST_LOOK, _LAST_LOOK = 16, 2048  # batches after which the learned times are compared with those in use
@@ -133,6 +137,7 @@ class DriftDetector:
         self._windows: deque[EnergyWindow] = deque(maxlen=_MAX_WINDOWS)
         self._times = CusumDetector(_TIME_EFFECT, clip=0.3)
         self._energies = CusumDetector(EFFECT, clip=0.4)
+        self._caution, self._last_alarm, self._calm = 1.0, 0.0, 0  # of alarms by batches; the last as a log ratio
         self._windows_since_refit = 0
         self._looks: tuple[int, ...] = ()  # the remaining ones of _LOOKS, none before a refit
         self._counts = [0] * (profile.max_batch_size + 1)  # batches by size since `_reading`
@@ -150,6 +155,9 @@ class DriftDetector:
         self._batches.append(batch)
         self._counts[batch_size] += 1
         ratio = self._learned.observe(batch)
+        self._calm += 1
+        if self._calm == _CALM:
+            self._caution, self._calm = max(self._caution / 2, 1.0), 0
         self._times.update(ratio * exp(self._learned.cv**2 / 2))  # the mean of its logarithm then is about 0
 
     @property
@@ -187,7 +195,7 @@ class DriftDetector:
         return Refit(self.profile, tuple(drifts)) if drifts else None
 
     def _refit_times(self) -> Drift | None:
-        threshold = max(_TIME_THRESHOLD, _PER_VARIANCE * self._times.variance)
+        threshold = self._caution * max(_TIME_THRESHOLD, _PER_VARIANCE * self._times.variance)
         alarm = self._times.level > threshold
         if alarm:
             self._learned.restart(_last(self._batches, self._times.since_change))
@@ -200,9 +208,17 @@ class DriftDetector:
         if change is None:
             return None
         ratio, of_one_size = change
+        if alarm:
+            self._note_alarm(log(ratio))
         self.profile = self._with_times(self._learned.update())
         self._times.reset()
         return Drift("service times", ratio, self._learned.batches, of_one_size)
+
+    def _note_alarm(self, change: float) -> None:
+        """Raise the threshold if this alarm, a log ratio, takes back the one before."""
+        if abs(change + self._last_alarm) < _BACK * abs(self._last_alarm):
+            self._caution, self._calm = min(_CAUTION * self._caution, _MOST_CAUTION), 0
+        self._last_alarm = change
 
     def _with_times(self, learned: Profile) -> Profile:
         changed = replace(

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from itertools import cycle
 from math import inf
 
 import numpy as np
@@ -16,7 +17,6 @@ from policies.types import Launch, Request
 
 _REQUESTS = 6000  # of all models together
 _FIRST = 0.1  # part of the requests that does not count, since the queue is empty at first
-_LEAST_CV = 0.02  # coefficient of variation up to which service times are drawn as constant
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +25,17 @@ class Traffic:
 
     Attributes:
         chosen: its policy.
-        profile: its service times; `cvs` vary them.
+        profile: its mean service times.
         rate: arrivals a second.
         lengths: of some of its requests; empty where they do not differ.
+        ratios: service times of consecutive batches over their means, at least one.
     """
 
     chosen: Chosen
     profile: Profile
     rate: float
     lengths: Sequence[float] = ()
+    ratios: Sequence[float] = (1.0,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +50,13 @@ class Prediction:
 def predict(models: Mapping[str, Traffic], seed: int = 0) -> dict[str, Prediction]:
     """Simulate Poisson arrivals at these rates on one device, which serves all models by their policies.
 
-    Service times are gamma distributed around the profiles' means. Above capacity the figures depend on the length of
-    the simulation, and only say that the queue grows.
+    The ratios of service times to their means follow each other as they were measured, since a device that is slow for
+    a second makes a longer queue than as many slow batches one by one. Above capacity the figures depend on the length
+    of the simulation, and only say that the queue grows.
 
     Args:
         models: by name; those without arrivals are left out.
-        seed: of the arrivals, lengths and service times.
+        seed: of the arrivals and lengths.
     """
     rng = np.random.default_rng(seed)
     served = {model: each for model, each in models.items() if each.rate > 0.0}
@@ -71,12 +74,13 @@ def predict(models: Mapping[str, Traffic], seed: int = 0) -> dict[str, Predictio
     responses: dict[str, list[float]] = {model: [] for model in served}
     sizes: dict[str, list[int]] = {model: [] for model in served}
 
+    ratios = {model: cycle(each.ratios) for model, each in served.items()}
+
     def service_time(launch: Launch) -> float:
-        each = served[launch.requests[0].kind.model]
-        size = len(launch.requests)
+        model = launch.requests[0].kind.model
+        each, size = served[model], len(launch.requests)
         longest = max(request.payload for request in launch.requests)
-        mean, cv = each.profile.service_time(size, longest), (each.profile.cvs or (0.0,) * size)[size - 1]
-        return mean if cv < _LEAST_CV else mean * float(rng.gamma(cv**-2, cv**2))
+        return each.profile.service_time(size, longest) * next(ratios[model])
 
     first = duration * _FIRST
     tokens = {model: each.profile.max_batch_tokens for model, each in served.items()}

@@ -23,11 +23,12 @@ _FEW, _WORTH = 4, 1.1  # size from which larger batches are tried only if it has
 _LONGEST = 4.0  # largest expected time of a batch that is tried, over that of one request: a call may have to wait
 _REST = 19.0  # time for other batches after one of these, of its service time
 _THREADS_INTERVAL = 5.0  # s between two looks at the service time of one request
-_THREADS_AGE = 300.0  # s after which the threads are compared again in any case: other work may have ended
+_THREADS_AGE = 300.0  # s after which the threads are compared again in any case
+_FEWER_AGE = 60.0  # the same with fewer threads than processors: what took the others may have ended
 _CHANGED = 1.5  # relative change of that time with which they are compared again
 _SETTLED = 30.0  # s after a comparison in which that time is learned with the threads in use
 _TRIALS = 5  # of each number of threads, of which the median counts
-_LEFT, _BACK = 2.0, 1.1  # time with the number in use over that with another, from which the other is used
+_FEWER, _MORE = 1.5, 1.2  # time with the number in use over that with fewer or more, from which those are used
 _LONGEST_REST = 2.0  # s after a trial, so that a device that is slowed down many times is not left so for minutes
 _FEWEST_TRIALS = 2  # of each number, if another one is that much faster
 
@@ -105,9 +106,12 @@ class Exploration:
         """
         while True:
             known, compared = dispatcher.learned(model).service_times[0], monotonic()
+            device = self._device(model, dispatcher)
+            fewer = device is not None and (device.threads or 0) < available_cpus()
+            age = _FEWER_AGE if fewer else _THREADS_AGE
             while (  # noqa: ASYNC110  (no event signals that the time has changed)
                 1.0 / _CHANGED < dispatcher.learned(model).service_times[0] / known < _CHANGED
-                and monotonic() < compared + _THREADS_AGE
+                and monotonic() < compared + age
             ):
                 await asyncio.sleep(_THREADS_INTERVAL)
             try:
@@ -120,11 +124,10 @@ class Exploration:
     async def _compare_threads(self, model: str, dispatcher: Dispatcher) -> None:
         """Time one request with several numbers of threads, and use a better one; not while a model is loaded."""
         backend, served, cpus = self._backends[dispatcher], self._inference.models[model], available_cpus()
-        device = backend.devices.of(served.id)
-        if not isinstance(device, WorkerDevice) or device.threads is None:
+        device = self._device(model, dispatcher)
+        if device is None or (present := device.threads) is None:
             return
-        present = device.threads
-        counts = sorted({max(1, cpus // 2), max(1, cpus - 1), cpus, present, device.preferred_threads})
+        counts = sorted({max(1, cpus // 2), max(1, cpus - 1), cpus, present})
         times: dict[int, list[float]] = {count: [] for count in counts}
         sample = sample_alone(served, served.codec.middle_length)
         batch = Batch(model, uploaded(backend.executor, served.id, sample), id=served.id)
@@ -135,14 +138,18 @@ class Exploration:
                 began = monotonic()
                 took.append(await _between(backend, model, partial(device.time_with, count, batch)))
                 await asyncio.sleep(min(_REST * (monotonic() - began), _LONGEST_REST))
-            count = better_threads(times, present, device.preferred_threads)
-            enough = _TRIALS if present != device.preferred_threads or count == present else _FEWEST_TRIALS
-            if len(times[present]) >= enough:
+            count = better_threads(times, present)
+            if len(times[present]) >= (_FEWEST_TRIALS if count < present else _TRIALS):
                 break
         if count != present:
             await _between(backend, model, partial(device.use_threads, count))
             text = ", ".join(f"{1e3 * median(took):.3g} ms with {each}" for each, took in times.items())
             _log.info("%s: %d threads instead of %d; one request alone takes %s", model, count, present, text)
+
+    def _device(self, model: str, dispatcher: Dispatcher) -> WorkerDevice | None:
+        """The device of a model; None if its threads cannot be set."""
+        device = self._backends[dispatcher].devices.of(self._inference.models[model].id)
+        return device if isinstance(device, WorkerDevice) and device.threads is not None else None
 
 
 async def _between(backend: Backend, model: str, work: Callable[[], _T]) -> _T:
@@ -160,14 +167,17 @@ async def _between(backend: Backend, model: str, work: Callable[[], _T]) -> _T:
         raise error from None
 
 
-def better_threads(times: Mapping[int, Sequence[float]], present: int, preferred: int) -> int:
+def better_threads(times: Mapping[int, Sequence[float]], present: int) -> int:
     """The number of threads to use, by the median times of each, s.
 
-    The preferred number is left only for one that takes less than half of its time, and used again as soon as it is
-    faster than the present one, so that noise does not change the number.
+    Fewer are used if the present number takes 1.5 times as long, more if it takes 1.2 times as long: a processor that
+    other work takes for a moment should not be given up. Each change is to a faster number, so that the same times
+    never lead back.
     """
     medians = {count: median(each) for count, each in times.items()}
-    if present != preferred:
-        return preferred if medians[present] > _BACK * medians[preferred] else present
-    best = min(medians, key=lambda count: (medians[count], count))
-    return best if medians[present] > _LEFT * medians[best] else present
+    worth = {
+        count: medians[present] / time
+        for count, time in medians.items()
+        if medians[present] > (_FEWER if count < present else _MORE) * time
+    }
+    return max(worth, key=lambda count: worth[count], default=present)

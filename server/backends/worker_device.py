@@ -32,7 +32,6 @@ class WorkerDevice:
 
     Attributes:
         threads: of the model, those in use; None if it does not use torch on the CPU.
-        preferred_threads: as they were chosen when it was loaded.
     """
 
     def __init__(self, name: str, worker: ModelWorker, place: str, optimise: Optimise = "auto") -> None:
@@ -44,7 +43,6 @@ class WorkerDevice:
         self._lane: BatchLane | None = None
         self._serving = False  # whether a thread waits for a batch
         self.threads: int | None = None
-        self.preferred_threads = 0
 
     def load(self) -> None:
         """Load the model.
@@ -65,7 +63,6 @@ class WorkerDevice:
         cpus = available_cpus()
         if self._place != "cpu" or not self.use_threads(wanted or cpus):
             return
-        self.preferred_threads = wanted or cpus
         if wanted is not None or cpus == 1:
             return
         times = {}
@@ -73,7 +70,6 @@ class WorkerDevice:
             self.use_threads(count)
             times[count] = self._least_time(batch)
         if times[cpus - 1] <= _WORTH * times[cpus]:
-            self.preferred_threads = cpus - 1
             self.use_threads(cpus - 1)
         text = ", ".join(f"{1e3 * each:.3g} ms with {count}" for count, each in times.items())
         _log.info("%s: %d threads; one request alone takes %s", self._name, self.threads, text)

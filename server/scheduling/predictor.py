@@ -1,8 +1,8 @@
 """Predicted beside measured response times of the models of one device, over the last minute.
 
-A prediction is a simulation of the policies in use, with the service times as learned, and with arrivals at the rates
-and of the lengths of the requests that were answered in the last minute. It is made in a process, off the event loop,
-and again when one of these has changed.
+A prediction is a simulation of the policies in use, with the service times as learned, varied as those of the last
+minute's batches, and with arrivals at the rates and of the lengths of the requests that were answered in that minute.
+It is made in a process, off the event loop, and again when one of these has changed.
 """
 
 import asyncio
@@ -17,7 +17,6 @@ from math import inf
 import numpy as np
 
 from policies.planning.prediction import Prediction, Traffic
-from policies.profile import Profile
 from policies.types import Policy
 from server.scheduling.dispatcher import Dispatcher
 from server.telemetry.batch_record import BatchRecord
@@ -33,7 +32,8 @@ _STEP = 0.05  # relative change of a rate, or of a service time, with which the 
 _LEAST_AGE = 60.0  # s between two predictions, each of which takes a second of a processor
 _APART, _REPORTS = 0.2, 600.0  # relative difference that is reported, and least time between reports, s
 _POISSON = (0.6, 1.6)  # squared coefficient of variation of interarrival times
-_SLOWER = 1.1  # measured over learned service times
+_SLOWER = 1.1  # measured over learned service times, in the mean
+_BATCHES = 2000  # kept
 Predict = Callable[[Mapping[str, Traffic]], Mapping[str, Prediction]]
 
 
@@ -43,14 +43,14 @@ class _Window:
 
     Attributes:
         requests: instant of completion, response time, s, size of the batch, instant of arrival, and length.
-        learned: the profile as it was known at the last comparison; None before.
-        ratio: measured service times of the latest batches over those of `learned`, a moving mean.
+        batches: instant of completion, size, length of the longest request, and time to the next launch, s.
+        ratio: mean of measured over learned service times of these batches, at the last comparison.
         apart_since: instant since which predicted and measured differ, s; None while they do not.
         reported: instant of the last report, s.
     """
 
     requests: deque[tuple[float, float, int, float, float]] = field(default_factory=lambda: deque(maxlen=_MOST))
-    learned: Profile | None = None
+    batches: deque[tuple[float, int, float, float]] = field(default_factory=lambda: deque(maxlen=_BATCHES))
     ratio: float = 1.0
     apart_since: float | None = None
     reported: float = -_REPORTS
@@ -94,10 +94,9 @@ class Predictor:
         for request in batch.finished:
             length = request.payload.length
             window.requests.append((batch.ended, batch.ended - request.arrival, batch.size, request.arrival, length))
-        learned = window.learned
-        if batch.whole and learned is not None and batch.size <= learned.max_batch_size:
+        if batch.whole:
             longest = max([request.payload.length for request in batch.launch.requests])
-            window.ratio += (batch.cycle / learned.service_time(batch.size, longest) - window.ratio) / 64
+            window.batches.append((batch.ended, batch.size, longest, batch.cycle))
 
     def comparison(self, model: str) -> Comparison | None:
         """The comparison of a model; None without enough requests in the last minute."""
@@ -138,14 +137,24 @@ class Predictor:
 
     def _traffic(self, model: str, now: float) -> Traffic:
         """What was answered in the last minute."""
-        window = self._windows[model].requests
-        while window and window[0][0] < now - _WINDOW:
-            window.popleft()
-        chosen = self._dispatcher.chosen[model]
-        self._windows[model].learned = profile = self._dispatcher.learned(model)
-        span = min(_WINDOW, max(now - window[0][3], 1.0)) if window else _WINDOW
-        lengths = tuple(request[4] for request in list(window)[-_LENGTHS:]) if profile.varies_by_length else ()
-        return Traffic(chosen, profile, len(window) / span, lengths)
+        window = self._windows[model]
+        for each in (window.requests, window.batches):
+            while each and each[0][0] < now - _WINDOW:
+                each.popleft()
+        requests, profile = window.requests, self._dispatcher.learned(model)
+        span = min(_WINDOW, max(now - requests[0][3], 1.0)) if requests else _WINDOW
+        lengths = tuple(request[4] for request in list(requests)[-_LENGTHS:]) if profile.varies_by_length else ()
+        ratios = np.array(
+            [
+                took / profile.service_time(size, longest)
+                for _, size, longest, took in window.batches
+                if size <= profile.max_batch_size
+            ]
+            or [1.0]
+        )
+        window.ratio = float(ratios.mean())
+        varied = tuple((ratios / window.ratio).tolist())
+        return Traffic(self._dispatcher.chosen[model], profile, len(requests) / span, lengths, varied)
 
     def _measured(self, model: str) -> Prediction | None:
         window = self._windows[model].requests

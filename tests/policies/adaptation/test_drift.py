@@ -218,3 +218,28 @@ def test_a_small_lasting_change_is_adopted_after_an_alarm() -> None:
             assert refit.profile.service_time(8) == pytest.approx(1.13 * P4.service_time(8), rel=0.02)
             return
     pytest.fail("never adopted")
+
+
+def test_disturbances_that_pass_change_the_profile_a_few_times_only() -> None:
+    detector, noise, slow = DriftDetector(P4), np.random.default_rng(0), False
+    refits = 0
+    for factor in noise.gamma(64.0, 1 / 64.0, 20_000).tolist():
+        slow = noise.random() < (0.975 if slow else 0.002)  # for 40 batches, after 500 at full speed
+        detector.observe_batch(8, P4.service_time(8) * factor * (1.6 if slow else 1.0))
+        refits += detector.refit() is not None
+    assert 2 <= refits <= 8  # 42 without the higher threshold
+
+
+def test_a_lasting_change_is_found_within_seconds_after_disturbances() -> None:
+    detector = DriftDetector(P4)
+    for _ in range(10):
+        feed(detector, scaled(1.6, 1.0), [8] * 40)
+        detector.refit()
+        feed(detector, P4, [8] * 400)
+        detector.refit()
+    seen = 0
+    while detector.refit() is None:
+        detector.observe_batch(8, 1.5 * P4.service_time(8))
+        seen += 1
+    assert seen < 400
+    assert detector.profile.service_time(8) == pytest.approx(1.5 * P4.service_time(8), rel=0.05)

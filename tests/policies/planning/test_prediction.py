@@ -22,10 +22,17 @@ def traffic(profile: Profile, rate: float, spec: str = "greedy", lengths: tuple[
 @pytest.mark.parametrize("cv", [0.0, 1.0])
 def test_the_mean_is_that_of_pollaczek_and_khinchine(cv: float) -> None:
     load = 0.6
-    found = predict({"m": traffic(replace(ONE, cvs=(cv,)), load / 0.01)})["m"]
+    ratios = tuple(np.random.default_rng(0).gamma(cv**-2, cv**2, 2000).tolist()) if cv else (1.0,)
+    found = predict({"m": replace(traffic(ONE, load / 0.01), ratios=ratios)})["m"]
     assert found.mean == pytest.approx(0.01 * (1.0 + load * (1.0 + cv**2) / 2.0 / (1.0 - load)), rel=0.1)
     assert found.p95 > found.mean
     assert found.batch_size == 1.0
+
+
+def test_slow_batches_in_a_row_make_a_longer_queue_than_the_same_ones_apart() -> None:
+    apart, together = ((0.8, 0.8, 0.8, 1.6) * 50, (0.8,) * 150 + (1.6,) * 50)
+    means = [predict({"m": replace(traffic(ONE, 70.0), ratios=ratios)})["m"].mean for ratios in (apart, together)]
+    assert means[1] > 1.5 * means[0]
 
 
 def test_batches_grow_with_the_rate_and_rare_requests_are_served_alone() -> None:
