@@ -4,7 +4,8 @@ Models are those of benchmarks/real_models.py, the load is Poisson. One server e
 
 - none: without a profile;
 - x0.4, x2.5: with a profile whose times are those that the first server learned, times this factor;
-- a core is taken: for the middle third of the time another process keeps one core busy;
+- a core is taken: for the middle third of the time another process keeps one core busy, at half of the rate, which one
+  core can serve;
 - lengths double: texts are half as long until half of the time has passed.
 
 Every five seconds: what the server predicts, what it measured in the last minute, both without decoding and HTTP, the
@@ -129,7 +130,7 @@ def _measure(model: str, rate: float, chosen: Any, folder: Path) -> dict[str, An
             path.write_text(json.dumps(learned | scaled))
             flags = ["--profile", str(path)]
         with serving(spec, "--device", "cpu", "--max-batch-size", str(LARGEST), *flags, ready_within=300) as server:
-            result = _run(server, parts, rate, busy)
+            result = _run(server, parts, rate / 2 if busy else rate, busy)
             result["log"] = _changes(server)
             learned.update(_get(f"{server.url}/admin/models/model/profile"))
             return result

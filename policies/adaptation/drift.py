@@ -25,6 +25,8 @@ affects. A device may be slower now and then for a second, as a virtual machine 
 threshold is multiplied by 4, up to 16, by each alarm that takes back the change of the one before, and halved after
 each 4,096 batches without one. Such disturbances then are variation of the learned times, and policies stay.
 
+A change by a factor of 3 waits for no threshold: five batches in a row that show it are an alarm.
+
 The threshold for energy windows is 0.4: two windows of 1.5 times the energy. Each window averages at least eight
 batches. A batch missing from one window is counted in the next, so such errors do not accumulate. An alarm is a drift
 if the mean ratio since the change point differs from 1 by more than 5 per cent; otherwise the detector is reset.
@@ -58,6 +60,7 @@ _MAX_BATCHES = 256  # kept
 _TIME_THRESHOLD, _PER_VARIANCE, _ENERGY_THRESHOLD = 3.0, 300.0, 0.4  # of sums, beyond which there is an alarm
 _CAUTION, _MOST_CAUTION, _CALM = 4.0, 16.0, 4096  # factor of the threshold by a change back, its limit; batches
 _BACK = 0.5  # of the logarithm of a change: the sum of two in a row that take each other back is at most that
+_RECENT, _LARGE_CHANGE = 5, 3.0  # batches in a row, whose ratios are an alarm beyond this factor
 _UNDECIDED = 0.05  # part of the threshold of an alarm above which a change may have begun
 _TIME_EFFECT = 0.1  # relative error of service times up to which another policy would be no better
 _FIRST_LOOK, _LAST_LOOK = 16, 2048  # batches after which the learned times are compared with those in use
@@ -137,6 +140,7 @@ class DriftDetector:
         self._windows: deque[EnergyWindow] = deque(maxlen=_MAX_WINDOWS)
         self._times = CusumDetector(_TIME_EFFECT, clip=0.3)
         self._energies = CusumDetector(EFFECT, clip=0.4)
+        self._recent: deque[float] = deque(maxlen=_RECENT)  # ratios of the latest batches
         self._caution, self._last_alarm, self._calm = 1.0, 0.0, 0  # of alarms by batches; the last as a log ratio
         self._windows_since_refit = 0
         self._looks: tuple[int, ...] = ()  # the remaining ones of _LOOKS, none before a refit
@@ -155,6 +159,7 @@ class DriftDetector:
         self._batches.append(batch)
         self._counts[batch_size] += 1
         ratio = self._learned.observe(batch)
+        self._recent.append(ratio)
         self._calm += 1
         if self._calm == _CALM:
             self._caution, self._calm = max(self._caution / 2, 1.0), 0
@@ -196,10 +201,13 @@ class DriftDetector:
 
     def _refit_times(self) -> Drift | None:
         threshold = self._caution * max(_TIME_THRESHOLD, _PER_VARIANCE * self._times.variance)
-        alarm = self._times.level > threshold
+        known = self._learned.batches > _FIRST_LOOK and len(self._recent) == _RECENT
+        large = known and (min(self._recent) > _LARGE_CHANGE or max(self._recent) < 1.0 / _LARGE_CHANGE)
+        alarm = large or self._times.level > threshold
         if alarm:
-            self._learned.restart(_last(self._batches, self._times.since_change))
+            self._learned.restart(_last(self._batches, max(self._times.since_change, 1)))
             self._times.reset()
+            self._recent.clear()
             self._next_look = self._learned.batches
         if self._learned.batches < self._next_look or self._times.level > _UNDECIDED * threshold:
             return None

@@ -243,3 +243,19 @@ def test_a_lasting_change_is_found_within_seconds_after_disturbances() -> None:
         seen += 1
     assert seen < 400
     assert detector.profile.service_time(8) == pytest.approx(1.5 * P4.service_time(8), rel=0.05)
+
+
+@pytest.mark.parametrize("factor", [0.2, 20.0])
+def test_a_large_change_is_found_within_five_batches_also_after_disturbances(factor: float) -> None:
+    detector = DriftDetector(P4)
+    for _ in range(5):
+        feed(detector, scaled(1.6, 1.0), [8] * 100)
+        detector.refit()
+        feed(detector, P4, [8] * 400)
+        detector.refit()
+    seen = 0
+    while detector.refit() is None:
+        detector.observe_batch(8, factor * P4.service_time(8))
+        seen += 1
+    assert seen == 5
+    assert detector.profile.service_time(8) == pytest.approx(factor * P4.service_time(8), rel=0.1)
