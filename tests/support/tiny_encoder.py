@@ -38,6 +38,33 @@ def write_encoder(folder: Path, labels: int = 0, normalises: bool = True) -> Pat
     return folder
 
 
+def write_onnx_encoder(folder: Path) -> Any:
+    """Write an encoder whose weights are ONNX; return its table: a token's state is its row plus 1."""
+    import numpy as np
+    import onnx
+
+    write_encoder(folder)
+    (folder / "model.safetensors").unlink()
+    (folder / "onnx").mkdir()
+    table = np.random.default_rng(0).normal(size=(5 + len(WORDS), 16)).astype(np.float32)
+    make, ints = onnx.helper.make_tensor_value_info, onnx.TensorProto.INT64
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    inputs = [make(name, ints, ["batch", "tokens"]) for name in names]
+    outputs = [make("last_hidden_state", onnx.TensorProto.FLOAT, ["batch", "tokens", 16])]
+    constants = [onnx.numpy_helper.from_array(table, "table"), onnx.numpy_helper.from_array(np.array([2]), "last")]
+    steps = [("Gather", ["table", "input_ids"], "rows"), ("Add", ["attention_mask", "token_type_ids"], "known")]
+    steps += [("Unsqueeze", ["known", "last"], "wide"), ("Cast", ["wide"], "ones")]
+    nodes = [
+        onnx.helper.make_node(kind, given, [name], **({"to": onnx.TensorProto.FLOAT} if kind == "Cast" else {}))
+        for kind, given, name in steps
+    ]
+    nodes.append(onnx.helper.make_node("Add", ["rows", "ones"], ["last_hidden_state"]))
+    graph = onnx.helper.make_graph(nodes, "encoder", inputs, outputs, constants)
+    opset = onnx.helper.make_opsetid("", 17)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=9), folder / "onnx" / "model.onnx")
+    return table
+
+
 def embedding_of(folder: Path, text: str) -> Any:
     """The embedding of a text, computed by transformers alone."""
     import torch

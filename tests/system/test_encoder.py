@@ -13,7 +13,7 @@ from policies.types import SpecError
 from server.models.sources import source_of
 from server.models.tensors.encoder_source import EncoderModel
 from tests.support.http_client import fetch
-from tests.support.tiny_encoder import MOST, WORDS, embedding_of, write_encoder
+from tests.support.tiny_encoder import MOST, WORDS, embedding_of, write_encoder, write_onnx_encoder
 from tests.support.triton import infer
 
 pytest.importorskip("transformers")
@@ -231,6 +231,22 @@ def test_the_pooling_of_newer_folders_is_read(tmp_path: Path) -> None:
 def test_a_spec_that_cannot_be_read_names_the_value(spec: str, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         source_of(spec).check("m", "pretrained", None)
+
+
+def test_weights_in_onnx_are_served_where_there_are_none_of_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    table = write_onnx_encoder(folder / "onnx")
+    texts = ["the cat sat on the mat", "a dog"]
+    with serving(f"model=hf:{folder / 'onnx'}", "--device", "cpu") as server:
+        found = post(server, "/v1/embeddings", {"input": texts}).json["data"]
+        alone = [post(server, "/v1/embeddings", {"input": text}).json["data"][0] for text in texts]
+    for text, together, one in zip(texts, found, alone, strict=True):
+        tokens = [2, *(5 + WORDS.index(word) for word in text.split()), 3]
+        expected = table[tokens].mean(0) + 1.0
+        expected /= np.linalg.norm(expected)
+        np.testing.assert_allclose([together["embedding"], one["embedding"]], [expected] * 2, atol=1e-5)
 
 
 def test_a_task_without_its_head_is_refused(folder: Path, server: Server) -> None:
