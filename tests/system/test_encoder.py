@@ -233,7 +233,9 @@ def test_a_spec_that_cannot_be_read_names_the_value(spec: str, message: str) -> 
         source_of(spec).check("m", "pretrained", None)
 
 
-def test_weights_in_onnx_are_served_where_there_are_none_of_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_in_onnx_are_served_where_there_are_none_of_torch(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnx")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
