@@ -43,10 +43,10 @@ class Mutation:
 MUTATIONS = (
     Mutation(
         "reserve memory for each piece of a body",
-        "server/transport/request.py",
-        "        reserve(size)\n",
+        "server/transport/http_call.py",
+        "            reserve(size)\n",
         "",
-        ("tests/server/api/test_inference.py",),
+        ("tests/server/transport/test_http_call.py",),
     ),
     Mutation(
         "offer no standby launch while a timeout may pass",

@@ -24,6 +24,7 @@ from server.scheduling.fleet import Fleet
 from server.telemetry.metrics import Metrics
 from server.transport.connection import Listener
 from server.transport.memory_budget import MemoryBudget
+from server.transport.middleware import RequestMiddleware
 
 PROFILE = "googlenet-tesla-p4-x10"
 FIXED_ENERGY = 4.0  # times the energy of a batch beyond that of its requests
@@ -77,8 +78,9 @@ def serve_changing(port: int, believed: Profile, played: tuple[Profile, Profile]
         dispatcher.on_served = Controller(dispatcher, metrics, meter, pool).served
     fleet = Fleet([dispatcher])
     inference = Inference({"demo": emulated_model("demo", 32)}, fleet, metrics, pool, 1024, MemoryBudget(2**30))
+    app = Application(inference, "benchmark")
     with bind("127.0.0.1", port) as bound:
-        serve(Application(inference, "benchmark"), fleet, bound, 0.0, Listener(), {})
+        serve(RequestMiddleware(app, find_inference=app.find_inference), fleet, bound, 0.0, Listener(), {})
 
 
 def main() -> None:

@@ -6,31 +6,41 @@ ASGI `root_path` /svc. A path without the prefix is served as well, as in Starle
 
 from typing import Any
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from server import cli
 from server.app import serving
+from server.transport.http_call import HttpCall
+from server.transport.middleware import RequestMiddleware
+from server.transport.request import Headers, RequestContext
 
 PREFIX = "/svc"
 
 
-def mounted(app: ASGIApp) -> ASGIApp:
-    """Return the application as it runs when it is mounted at `PREFIX`."""
+class Mounted:
+    """The application as it runs when it is mounted at `PREFIX` of another ASGI application."""
 
-    async def prefixed(scope: Scope, receive: Receive, send: Send) -> None:
-        await app({**scope, "root_path": PREFIX}, receive, send)
+    def __init__(self, app: RequestMiddleware) -> None:
+        """Mount `app`."""
+        self.app: ASGIApp = app
 
-    return prefixed
+    async def handle(self, call: HttpCall) -> None:
+        """Serve one request."""
+        await self.app({**call.scope(), "root_path": PREFIX}, call.receive, call.send)
+
+    def response_headers(self, context: RequestContext) -> Headers:
+        """The headers that every response has, but for those of the application."""
+        return []
 
 
 def main() -> None:
     """Serve below the prefix."""
     serve = serving.serve  # type: ignore[attr-defined]
 
-    def serve_mounted(app: ASGIApp, *arguments: Any, **options: Any) -> Any:
-        return serve(mounted(app), *arguments, **options)
+    def serve_mounted(app: RequestMiddleware, *arguments: Any, **options: Any) -> Any:
+        return serve(Mounted(app), *arguments, **options)
 
-    serving.serve = serve_mounted  # type: ignore[attr-defined]
+    serving.serve = serve_mounted  # type: ignore[attr-defined, assignment]
     cli.main()
 
 

@@ -23,7 +23,7 @@ from server.config import Settings, load_settings, read_settings
 from server.errors import BadInputError
 from server.scheduling.policy_swap import swap
 from server.telemetry.logs import configured_logging
-from server.transport.request import AsgiContext, below_root
+from server.transport.asgi_context import AsgiContext, below_root
 
 _log = logging.getLogger("batchwright")
 _RECONFIGURABLE = ("policy", "slo_p95_ms", "w2")  # settings that can change while serving

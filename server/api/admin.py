@@ -24,7 +24,7 @@ from server.scheduling.fleet import Fleet
 from server.scheduling.policy_swap import swap
 from server.scheduling.solver_process import choose_in_process, solve_again_in_process
 from server.transport.memory_budget import MemoryBudget
-from server.transport.request import BodyLimit, headers_of, receive_body
+from server.transport.request import BodyLimit, RequestContext
 
 _MAX_CHANGE = 2**16  # bytes of a request body
 _Change = TypeVar("_Change", bound=BaseModel)
@@ -112,9 +112,10 @@ def _add_devices(app: FastAPI, inference: Inference) -> None:
 
 
 async def _read_change(request: Request, budget: MemoryBudget, kind: type[_Change], expected: str) -> _Change:
+    context: RequestContext = request.scope["state"]["context"]
     with budget.reservation() as memory:
         limit = BodyLimit(_MAX_CHANGE, f"send {expected}")
-        body = await receive_body(headers_of(request.scope), request.receive, limit, memory.grow_to)
+        body = bytes(await context.read_body(limit, memory.grow_to))
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:

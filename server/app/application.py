@@ -26,7 +26,7 @@ from server.api.reference_page import REFERENCE_HEADERS, render_reference
 from server.api.schemas import Live, Ready
 from server.api.texts import Texts
 from server.errors import INTERNAL_ERROR, ServerError, quote
-from server.transport.request import AsgiContext, ClientDisconnectedError, Handler
+from server.transport.request import ClientDisconnectedError, Handler
 
 Background = Callable[[], Coroutine[None, None, None]]  # runs until it is cancelled, or returns
 
@@ -55,7 +55,7 @@ class Application:
         if handler is None:
             await self._fastapi(scope, receive, send)
         else:
-            await handler(scope["state"].get("context") or AsgiContext(scope, receive, send))
+            await handler(scope["state"]["context"])
 
     def find_inference(self, path: str) -> Handler | None:
         """Return the handler of POST requests with this path if it is that of an inference route."""

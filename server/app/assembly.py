@@ -42,7 +42,6 @@ class AssembledServer:
 
     Attributes:
         app: the HTTP application; its lifespan runs the dispatchers.
-        inner: the application within it, without authentication, for gRPC, which does that.
         inference: serves the inference calls.
         fleet: the devices, each with its dispatcher.
         metrics: of the whole server.
@@ -50,7 +49,6 @@ class AssembledServer:
     """
 
     app: RequestMiddleware
-    inner: Application
     inference: Inference
     fleet: Fleet
     metrics: Metrics
@@ -99,7 +97,7 @@ def assemble(plan: ServerPlan, profile_source: ProfileSource, tracing: "Tracing 
         shutting_down=partial(getattr, fleet, "shutting_down"),
         find_inference=app.find_inference,
     )
-    return AssembledServer(requests, app, inference, fleet, metrics, keys)
+    return AssembledServer(requests, inference, fleet, metrics, keys)
 
 
 def _dispatcher(backend: Backend, metrics: Metrics, tracing: "Tracing | None") -> Dispatcher:

@@ -4,8 +4,6 @@ import asyncio
 import logging
 import resource
 import socket
-import struct
-from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -13,11 +11,10 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
-from starlette.types import ASGIApp
 
 from policies.types import SpecError
 from server.transport.accepting import protocol_factory
-from server.transport.connection import Listener
+from server.transport.connection import HttpApp, Listener
 
 if TYPE_CHECKING:
     from server.api.grpc.server import GrpcServer
@@ -27,15 +24,6 @@ _log = logging.getLogger("batchwright")
 _SHUTDOWN_TIMEOUT = 10  # s for open responses to be sent after a drain; connections left are closed
 _POLL = 0.05  # s between two looks at the open connections
 _KEEP_ALIVE_GRACE = 1.0  # s in which idle keep-alive clients may still send a call and read Connection: close
-_HANDSHAKE = 0.05  # s for handshakes that have begun
-_SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27  # of Linux; Python has no names for them
-_NO_SYN = (  # classic BPF on a TCP header: code, jump if true, jump if false, constant
-    (0x30, 0, 0, 13),  # load the byte of flags
-    (0x54, 0, 0, 0x12),  # keep SYN and ACK
-    (0x15, 0, 1, 0x02),  # SYN alone?
-    (0x06, 0, 0, 0),  # drop
-    (0x06, 0, 0, 0xFFFFFFFF),  # accept
-)
 
 
 class HttpServer(uvicorn.Server):
@@ -46,11 +34,11 @@ class HttpServer(uvicorn.Server):
         grpc: serves the same application by gRPC; None for HTTP alone.
     """
 
-    def __init__(self, app: ASGIApp, listener: Listener) -> None:
+    def __init__(self, app: HttpApp, listener: Listener) -> None:
         """Serve `app` on connections of this listener."""
         config = uvicorn.Config(
-            app,
-            http=protocol_factory(listener),  # type: ignore[arg-type]  # a factory
+            app.app,  # of which it runs the lifespan
+            http=protocol_factory(listener, app),  # type: ignore[arg-type]  # a factory
             ws="none",
             proxy_headers=False,
             lifespan="on",
@@ -103,7 +91,7 @@ class HttpServer(uvicorn.Server):
         Args:
             bound: the socket that the server listens on.
         """
-        waiting = await last_connections(bound)
+        waiting = last_connections(bound)
         for server in self.servers:
             server.close()
         protocol: Any = self.config.http_protocol_class  # created as uvicorn does it
@@ -120,45 +108,15 @@ class HttpServer(uvicorn.Server):
             await asyncio.sleep(_POLL)
 
 
-async def last_connections(bound: socket.socket) -> list[socket.socket]:
-    """Stop listening, and return the connections that no process has accepted, which the system would reset.
-
-    New TCP handshakes are dropped first: a connection made between the last accept and the end would be reset. A client
-    whose handshake is dropped begins it again after a second, and is refused. One that is slower than _HANDSHAKE may
-    still be reset.
-    """
-    if bound.family == socket.AF_UNIX or not _drop_handshakes(bound):
-        return _stop_listening(bound)
-    try:
-        await asyncio.sleep(_HANDSHAKE)
-        return _stop_listening(bound)
-    finally:
-        bound.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
-
-
-def _drop_handshakes(bound: socket.socket) -> bool:
-    """Drop new handshakes; False on a system that cannot."""
-    code = array("B", b"".join(struct.pack("HBBI", *each) for each in _NO_SYN))
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", len(_NO_SYN), code.buffer_info()[0]))
-    except OSError:
-        return False
-    return True
-
-
-def _stop_listening(bound: socket.socket) -> list[socket.socket]:
-    waiting = _accept_waiting(bound)
-    with suppress(OSError):
-        bound.shutdown(socket.SHUT_RD)
-    return waiting
-
-
-def _accept_waiting(bound: socket.socket) -> list[socket.socket]:
+def last_connections(bound: socket.socket) -> list[socket.socket]:
+    """Return the connections that no process has accepted, which the system would reset, and stop listening."""
     waiting = []
     bound.setblocking(False)
     with suppress(OSError):
         while True:
             waiting.append(bound.accept()[0])
+    with suppress(OSError):
+        bound.shutdown(socket.SHUT_RD)
     return waiting
 
 

@@ -10,12 +10,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import uvloop
-from starlette.types import ASGIApp
 
 from server.app.http_server import HttpServer, raise_file_limit, reload_files
 from server.backends.glibc_heap import trim_periodically
 from server.scheduling.fleet import Fleet
-from server.transport.connection import Listener
+from server.transport.connection import HttpApp, Listener
 from server.workers.worker import shared_memory
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ _FORCED_SHUTDOWN_TIMEOUT = 3  # s, the same after a second signal, or when no de
 
 
 def serve(
-    app: ASGIApp,
+    app: HttpApp,
     fleet: Fleet,
     bound: socket.socket,
     drain_delay: float,

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from ipaddress import ip_address
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -43,11 +42,11 @@ def run(result: SettingsResult, profiles: ProfileSource, started: float) -> int:
     reserved = bind_grpc(settings) or nullcontext()
     with plan.bound as bound, reserved as grpc_bound, exported_traces(settings.otlp_endpoint) as tracing:
         server = _assembled(plan, profiles, tracing, started)
-        listener = replace(_listener(settings), direct=server.app)
+        listener = _listener(settings)
         make_grpc = _grpc_server(settings)
         grpc = None
         if make_grpc is not None and grpc_bound is not None:
-            grpc = make_grpc(server.app, server.inner, server.inference, listener, grpc_bound.getsockname()[:2])
+            grpc = make_grpc(server.app, server.inference, listener, grpc_bound.getsockname()[:2])
         files = {"API key file": server.keys, "TLS certificate": listener.tls}
         reloads = {name: file.reload for name, file in files.items() if file is not None}
         return serve(server.app, server.fleet, bound, settings.drain_delay_s, listener, reloads, grpc=grpc)

@@ -1,47 +1,17 @@
-"""What the server does with a connection that has just been accepted: its protocol, and the TLS handshake before."""
+"""The TLS handshake of a connection that has just been accepted."""
 
 import asyncio
 import logging
 import os
 import socket
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-from server.transport.connection import Connection, Listener
+from uvicorn.server import ServerState
+
+from server.transport.connection import Connection, HttpApp, Listener
 
 _log = logging.getLogger("batchwright.connection")
-
-
-class _BufferedConnection(asyncio.BufferedProtocol):
-    """The protocol of a transport: a `Connection` that receives into its own buffers.
-
-    The connection itself is an asyncio.Protocol, as uvicorn's base class is: for one, the loop would allocate and copy.
-    """
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._connection.receive_buffer()
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self._connection.buffer_received(nbytes)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._connection.connection_made(transport)  # type: ignore[arg-type]
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._connection.connection_lost(exc)
-
-    def eof_received(self) -> bool | None:
-        return self._connection.eof_received()
-
-    def pause_writing(self) -> None:
-        self._connection.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._connection.resume_writing()
 
 
 class TlsAcceptor(asyncio.Protocol):
@@ -51,11 +21,11 @@ class TlsAcceptor(asyncio.Protocol):
     connections and on time would then not apply to it.
     """
 
-    def __init__(self, listener: Listener, **given: Any) -> None:
-        """Take the arguments of `Connection`; `listener` has a TLS context."""
+    def __init__(self, listener: Listener, connection: Connection) -> None:
+        """`listener` has a TLS context; `connection` is what follows the handshake."""
         self._listener = listener
-        self._connection = Connection(listener, **given)
-        self._loop = self._connection.loop
+        self._connection = connection
+        self._loop = connection.loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Move the socket from the plain transport, which has read nothing yet, to a TLS transport."""
@@ -70,7 +40,7 @@ class TlsAcceptor(asyncio.Protocol):
         assert self._listener.tls is not None
         try:
             await self._loop.connect_accepted_socket(
-                lambda: _BufferedConnection(self._connection),
+                lambda: self._connection,
                 accepted,
                 ssl=self._listener.tls.context,
                 ssl_handshake_timeout=self._listener.limits.headers,
@@ -84,8 +54,13 @@ class TlsAcceptor(asyncio.Protocol):
             accepted.close()
 
 
-def protocol_factory(listener: Listener) -> Callable[..., asyncio.BaseProtocol]:
+def protocol_factory(listener: Listener, app: HttpApp) -> Callable[..., asyncio.BaseProtocol]:
     """Return the factory that uvicorn calls for each accepted connection."""
-    if listener.tls is not None:
-        return partial(TlsAcceptor, listener)
-    return lambda **given: _BufferedConnection(Connection(listener, **given))
+
+    def create(
+        *, server_state: ServerState, _loop: asyncio.AbstractEventLoop | None = None, **_: Any
+    ) -> asyncio.BaseProtocol:
+        connection = Connection(listener, app, server_state, _loop or asyncio.get_running_loop())
+        return connection if listener.tls is None else TlsAcceptor(listener, connection)
+
+    return create

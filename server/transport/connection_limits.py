@@ -44,9 +44,6 @@ class ConnectionLimit:
     Over the limit the connection that has been idle longest is closed: first a closing one, then one that has not
     completed the headers of a request, then one that is kept alive. If all are in use, a few more are accepted for
     health checks alone, so that an orchestrator does not restart a busy server.
-
-    Attributes:
-        pipelined_bytes: memory of the pipelined requests of all connections, bytes.
     """
 
     def __init__(self) -> None:
@@ -57,7 +54,6 @@ class ConnectionLimit:
         self._unused: dict[OpenConnection, None] = {}
         self._idle: dict[OpenConnection, None] = {}
         self._warned = False
-        self.pipelined_bytes = 0
 
     def opened(self, connection: OpenConnection) -> bool:
         """Count a new connection and close an idle one if needed; return whether it is for health checks alone."""

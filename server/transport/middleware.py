@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.errors import INTERNAL_ERROR, ForbiddenError, ServerError, UnauthorizedError
+from server.transport.asgi_context import AsgiContext, below_root
 from server.transport.auth import Keys
-from server.transport.request import AsgiContext, Handler, Headers, RequestContext, below_root
+from server.transport.http_call import HttpCall
+from server.transport.request import Handler, Headers, RequestContext
 
 if TYPE_CHECKING:
     from server.telemetry.tracing import Tracing
@@ -50,8 +52,7 @@ class RequestMiddleware:
     browser: the Host header has to be a loopback name, an IP address or the bound host.
 
     Attributes:
-        find_inference: finds the handler of POST requests with this path that can be served without ASGI; None for
-            others.
+        app: serves by ASGI what has no handler of its own.
     """
 
     def __init__(
@@ -67,17 +68,17 @@ class RequestMiddleware:
         """Wrap an app.
 
         Args:
-            app: handles the requests that pass.
+            app: serves by ASGI what has no handler of its own.
             keys: the API keys; None authorises every request.
             tracing: creates the spans; None traces nothing.
             host: the host name that the server is bound to; admin requests without keys may use it as Host header.
             on_rejected: called with the status of each request that is rejected here.
             shutting_down: whether the server stops: every response then closes its connection, so that clients
                 reconnect to another server.
-            find_inference: see the attribute; the app serves these requests as well.
+            find_inference: finds the handler of POST requests with this path; None where the app serves them.
         """
-        self.find_inference = find_inference
-        self._app = app
+        self.app = app
+        self._find_inference = find_inference
         self._keys = keys
         self._tracing = tracing
         self._host = host
@@ -86,16 +87,25 @@ class RequestMiddleware:
         self._ids = count()
         self._id_prefix = secrets.token_hex(6)  # differs between runs
 
+    async def handle(self, call: HttpCall) -> None:
+        """Serve one request: an inference call by its handler, any other by ASGI."""
+        handler = self._find_inference(call.path) if call.method == "POST" else None
+        await self.serve(call, handler or self._serve_asgi, call)
+
+    async def _serve_asgi(self, call: HttpCall) -> None:
+        await self.app(call.scope(), call.receive, call.send)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request to the app, or answer it with an error."""
+        """Serve one request of an ASGI server that this is mounted in."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         scope = below_root(scope)
-        if scope["method"] == "HEAD":  # a GET whose body the connection leaves out
+        if scope["method"] == "HEAD":  # a GET whose body the server leaves out
             scope = {**scope, "method": "GET"}
-        context = scope["state"]["context"] = AsgiContext(scope, receive, send, self.response_headers)
-        await self.serve(context, self._app, scope, receive, context.send)
+        context = AsgiContext(scope, receive, send, self.response_headers)
+        scope.setdefault("state", {})["context"] = context
+        await self.serve(context, self.app, scope, receive, context.send)
 
     async def serve(self, context: RequestContext, handler: Callable[..., Awaitable[None]], *arguments: Any) -> None:
         """Serve one request by a handler, or answer it with an error."""

@@ -2,13 +2,10 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary, WeakSet
-
-from starlette.types import Message, Receive, Scope, Send
 
 from server.errors import BadInputError, ExpiredError, ServerError, TooLargeError, render_error
 from server.transport.memory_budget import Reservation
@@ -21,8 +18,6 @@ Headers = list[tuple[bytes, bytes]]
 Body = bytes | memoryview
 JSON_CONTENT = (b"content-type", b"application/json")
 Handler = Callable[["RequestContext"], Awaitable[None]]
-CHUNK = 2**14  # bytes of a response that are sent at once
-_READ_AHEAD = 2**19  # bytes of a body that the connection may buffer: `_BODY_BUFFER` and one read of the socket
 
 
 class ClientDisconnectedError(Exception):
@@ -41,7 +36,7 @@ class RequestContext(ABC):
 
     Attributes:
         method: of the request.
-        path: decoded path below the ASGI `root_path`.
+        path: without escapes.
         request_id: its id in logs and responses.
         headers: request headers by lower-case name; of repeated headers the last one.
         began: arrival of the first byte, s of time.monotonic.
@@ -63,6 +58,7 @@ class RequestContext(ABC):
     __slots__ = (
         *("answered", "began", "device", "headers", "key", "memory", "method", "path", "queued", "received"),
         *("request_id", "samples", "service", "span", "status", "timeout", "waiting"),
+        *("_awaited", "_disconnected", "_reason"),
     )
 
     memory: Reservation
@@ -82,6 +78,9 @@ class RequestContext(ABC):
         self.received = self.queued = self.answered = inf
         self.waiting = self.service = 0.0
         self.device = ""
+        self._awaited: asyncio.Future[Any] | None = None
+        self._reason: Callable[[], Exception] | None = None  # not the exception, which would refer to the call
+        self._disconnected = False
 
     @abstractmethod
     async def read_body(self, limit: BodyLimit, reserve: Callable[[int], None]) -> Body:
@@ -97,31 +96,45 @@ class RequestContext(ABC):
             ClientDisconnectedError: the client disconnected before the end of the body.
         """
 
-    @abstractmethod
+    def disconnect(self) -> None:
+        """Cancel the call, since its client has disconnected."""
+        self._disconnected = True
+        self._cancel(ClientDisconnectedError)
+
     async def wait_for(self, future: "asyncio.Future[_T]", time_limit: float = inf) -> _T:
         """Wait for a future, which is cancelled when the client disconnects, or after `time_limit`, s.
-
-        Call it only after the whole body was read.
 
         Raises:
             ClientDisconnectedError: the client closed the connection.
             ExpiredError: the timeout has passed.
         """
+        if self._disconnected:
+            future.cancel()
+            raise ClientDisconnectedError
+        timer = None if time_limit == inf else future.get_loop().call_later(time_limit, self._expire)
+        self._awaited, self._reason = future, None
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if self._reason is not None:
+                raise self._reason() from None
+            raise
+        finally:
+            self._awaited = None
+            if timer is not None:
+                timer.cancel()
+            del future  # its exception refers to this frame
+
+    def _expire(self) -> None:
+        self._cancel(self.expired_error)
+
+    def _cancel(self, reason: Callable[[], Exception]) -> None:
+        if self._awaited is not None and self._awaited.cancel():
+            self._reason = reason
 
     @abstractmethod
     async def respond(self, status: int, body: bytes, headers: Headers) -> None:
         """Send a whole response with these headers, Content-Length, and those that every response has."""
-
-    @abstractmethod
-    async def respond_in_pieces(self, status: int, length: int, pieces: AsyncIterator[bytes], headers: Headers) -> None:
-        """Send a response whose body arrives in pieces, each once the client has read most of the one before.
-
-        Args:
-            status: of the response.
-            length: of the body, bytes; the response to HEAD has this Content-Length and no pieces.
-            pieces: of the body; with fewer bytes than `length` the connection ends after them.
-            headers: as of `respond`.
-        """
 
     async def respond_error(
         self, error: ServerError, headers: Headers | None = None, render: Callable[[ServerError], bytes] | None = None
@@ -160,267 +173,19 @@ class RequestContext(ABC):
         return ExpiredError(f"the timeout of {1e3 * self.timeout:g} ms passed before the input was read and decoded")
 
 
-class CancellableContext(RequestContext):
-    """A request whose connection calls `disconnect` when its client is gone."""
-
-    __slots__ = ("_awaited", "_disconnected", "_reason")
-
-    def __init__(self, method: str, path: str, headers: Mapping[bytes, bytes], began: float) -> None:
-        """The request began at `began`, s of time.monotonic."""
-        super().__init__(method, path, headers, began)
-        self._awaited: asyncio.Future[Any] | None = None
-        self._reason: Callable[[], Exception] | None = None  # not the exception, which would refer to the call
-        self._disconnected = False
-
-    def disconnect(self) -> None:
-        """Cancel the call, since its client is gone."""
-        self._disconnected = True
-        self._cancel(ClientDisconnectedError)
-
-    async def wait_for(self, future: "asyncio.Future[_T]", time_limit: float = inf) -> _T:
-        """Wait for a future; the connection tells of a disconnect."""
-        if self._disconnected:
-            future.cancel()
-            raise ClientDisconnectedError
-        timer = None if time_limit == inf else future.get_loop().call_later(time_limit, self._expire)
-        self._awaited, self._reason = future, None
-        try:
-            return await future
-        except asyncio.CancelledError:
-            if self._reason is not None:
-                raise self._reason() from None
-            raise
-        finally:
-            self._awaited = None
-            if timer is not None:
-                timer.cancel()
-            del future  # its exception refers to this frame
-
-    def _expire(self) -> None:
-        self._cancel(self.expired_error)
-
-    def _cancel(self, reason: Callable[[], Exception]) -> None:
-        if self._awaited is not None and self._awaited.cancel():
-            self._reason = reason
-
-
-class AsgiContext(RequestContext):
-    """A request that reaches the server through ASGI."""
-
-    __slots__ = ("_receive", "_response_headers", "_send")
-
-    def __init__(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        response_headers: Callable[[RequestContext], Headers] = lambda _: [],
-    ) -> None:
-        """The request began at its first byte if the connection recorded that, else now.
-
-        `response_headers` returns the headers that every response has.
-        """
-        began = scope.get("state", {}).get("began") or monotonic()
-        super().__init__(scope["method"], scope["path"], headers_of(scope), began)
-        self._receive = receive
-        self._send = send
-        self._response_headers = response_headers
-
-    async def read_body(self, limit: BodyLimit, reserve: Callable[[int], None]) -> bytes:
-        """Receive the body in messages."""
-        return await receive_body(self.headers, self._receive, limit, reserve)
-
-    async def wait_for(self, future: "asyncio.Future[_T]", time_limit: float = inf) -> _T:
-        """Wait for a future, and after a short time for a disconnect, too."""
-        watch = DisconnectWatch(self, future, time_limit)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            if watch.reason is not None:
-                raise watch.reason() from None
-            raise
-        finally:
-            watch.stop()
-            del watch, future  # the exception of the future refers to this frame
-
-    async def wait_for_disconnect(self) -> None:
-        """Wait until the client has closed the connection; call it only after the whole body was read."""
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-
-    async def respond(self, status: int, body: bytes, headers: Headers) -> None:
-        """Send the response by `send`."""
-        await self._start(status, len(body), headers)
-        if len(body) <= CHUNK:
-            self.release_memory()
-        await self.send({"type": "http.response.body", "body": body})
-
-    async def respond_in_pieces(self, status: int, length: int, pieces: AsyncIterator[bytes], headers: Headers) -> None:
-        """Send the response by `send`."""
-        await self._start(status, length, headers)
-        sent = 0
-        async for piece in pieces:
-            sent += len(piece)
-            await self.send({"type": "http.response.body", "body": piece, "more_body": sent < length})
-        if not sent and (not length or self.method == "HEAD"):
-            await self.send({"type": "http.response.body", "body": b""})
-
-    async def _start(self, status: int, length: int, headers: Headers) -> None:
-        headers = [*headers, (b"content-length", str(length).encode())]
-        await self.send({"type": "http.response.start", "status": status, "headers": headers})
-
-    def send(self, message: Message) -> Awaitable[None]:
-        """Send an ASGI message with the headers that every response has; a large body is sent in chunks."""
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), *self._response_headers(self)]
-        elif len(message.get("body", b"")) > CHUNK:
-            return self._send_in_chunks(message)
-        return self._send(message)
-
-    async def _send_in_chunks(self, message: Message) -> None:
-        """Send a body in chunks, each once the client has read most of the one before.
-
-        The transport would otherwise copy, or encrypt, the whole body for each client that does not read.
-        """
-        body, more = message["body"], message.get("more_body", False)
-        for end in range(CHUNK, len(body) + CHUNK, CHUNK):
-            chunk = body[end - CHUNK : end]
-            if end >= len(body) and not more:
-                self.release_memory()
-            await self._send({**message, "body": chunk, "more_body": more or end < len(body)})
-            await asyncio.sleep(0)  # serve other connections in between, also if this client reads fast
-
-
-class DisconnectWatch:
-    """Cancels a call when its client closes the connection, or when its timeout passes.
-
-    The task that waits for the disconnect starts only after a delay: most calls are answered before. A task, or a
-    timer, for each of them would take a considerable part of the time of a call, so all calls share one timer.
-
-    Attributes:
-        reason: makes the exception of a cancelled call; the exception itself would refer to the watch.
-    """
-
-    DELAY = 0.02  # s
-
-    def __init__(self, context: AsgiContext, future: "asyncio.Future[Any]", time_limit: float) -> None:
-        """Watch until `stop`; `time_limit` is that of the future, s."""
-        self._context = context
-        self._future: asyncio.Future[Any] | None = future
-        self._task: asyncio.Task[None] | None = None
-        loop = future.get_loop()  # without a system call, unlike asyncio.get_running_loop
-        self._timeout_timer = None if time_limit == inf else loop.call_later(time_limit, self._expire)
-        self.reason: Callable[[], Exception] | None = None
-        self._watched = _watched_by_loop.setdefault(loop, {})
-        if loop not in _armed:
-            _armed.add(loop)
-            loop.call_later(self.DELAY, _start_watching, loop, self._watched)
-        self._watched[self] = loop.time()
-
-    def stop(self) -> None:
-        """End the watch."""
-        self._watched.pop(self, None)
-        if self._timeout_timer is not None:
-            self._timeout_timer.cancel()
-        if self._task is not None:
-            self._task.cancel()
-        self._task = self._future = None  # the task refers to this, and the future's exception to the call's samples
-
-    def start(self) -> None:
-        """Start the task that waits for the disconnect."""
-        self._task = asyncio.ensure_future(self._wait_for_disconnect())
-
-    async def _wait_for_disconnect(self) -> None:
-        await self._context.wait_for_disconnect()
-        self._cancel(ClientDisconnectedError)
-
-    def _expire(self) -> None:
-        self._cancel(self._context.expired_error)
-
-    def _cancel(self, reason: Callable[[], Exception]) -> None:
-        if self._future is not None and self._future.cancel():
-            self.reason = reason
-
-
-_armed: "WeakSet[asyncio.AbstractEventLoop]" = WeakSet()  # whose timer is set
-_watched_by_loop: "WeakKeyDictionary[asyncio.AbstractEventLoop, dict[DisconnectWatch, float]]" = WeakKeyDictionary()
-
-
-def _start_watching(loop: asyncio.AbstractEventLoop, watched: dict[DisconnectWatch, float]) -> None:
-    """Start the tasks of the calls that have waited long enough; `watched` has the start of each, s, in order."""
-    due = loop.time() - DisconnectWatch.DELAY
-    for watch, since in [*watched.items()]:
-        if since > due:
-            break
-        del watched[watch]
-        watch.start()
-    if watched:
-        loop.call_later(DisconnectWatch.DELAY, _start_watching, loop, watched)
-    else:
-        _armed.discard(loop)
-
-
-def below_root(scope: Scope) -> Scope:
-    """Return the scope with the ASGI `root_path`, the prefix of a proxy or a mounting app, removed from the path.
-
-    The prefix is kept as `app_root_path`, which Starlette uses to build the server's own URLs.
-    """
-    root, path = scope.get("root_path", ""), scope["path"]
-    if not root:
-        return scope
-    inside = path == root or path.startswith(f"{root.rstrip('/')}/")
-    below = path[len(root.rstrip("/")) :] or "/" if inside else path
-    return {**scope, "path": below, "root_path": "", "app_root_path": root}
-
-
-def headers_of(scope: Scope) -> dict[bytes, bytes]:
-    """Return the request's headers by lower-case name; of repeated headers the last one."""
-    return dict(scope["headers"])
-
-
 def is_form(content_type: str) -> bool:
     """Whether a Content-Type is that of a multipart form."""
     return content_type.partition(";")[0].strip().lower() == "multipart/form-data"
 
 
-def body_length(headers: Mapping[bytes, bytes], limit: BodyLimit) -> int | None:
-    """Return the length of a request's body by Content-Length; None without a valid one.
+def check_length(length: int, limit: BodyLimit) -> None:
+    """Check the length of a body by Content-Length.
 
     Raises:
         TooLargeError: it is over the limit.
     """
-    sent = headers.get(b"content-length", b"")
-    if not sent.isdigit():
-        return None
-    length = int(sent)
     if length > limit.max_bytes:
         raise TooLargeError(f"the body has {length} bytes, the limit is {limit.max_bytes}; {limit.remedy}")
-    return length
-
-
-async def receive_body(
-    headers: Mapping[bytes, bytes], receive: Receive, limit: BodyLimit, reserve: Callable[[int], None]
-) -> bytes:
-    """Receive a body by ASGI; arguments and errors as of `RequestContext.read_body`.
-
-    `reserve` is called before reading with the bytes that the connection may buffer.
-    """
-    length = body_length(headers, limit)
-    reserve(_READ_AHEAD if length is None else min(length, _READ_AHEAD))
-    chunks: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnectedError
-        chunks.append(message.get("body", b""))
-        size += len(chunks[-1])
-        reserve(size)
-        if size > limit.max_bytes:
-            raise TooLargeError(f"the body is over {limit.max_bytes} bytes; {limit.remedy}")
-        if not message.get("more_body", False):
-            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 def client_timeout(headers: Mapping[bytes, bytes]) -> float:

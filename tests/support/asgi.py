@@ -1,4 +1,4 @@
-"""Requests to handlers of inference calls through ASGI."""
+"""Requests by ASGI, for tests without a connection, and ASGI applications for those with one."""
 
 from collections.abc import Callable, Mapping
 from time import monotonic
@@ -6,7 +6,21 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from server.transport.request import AsgiContext, Handler
+from server.transport.asgi_context import AsgiContext
+from server.transport.request import Handler, Headers, RequestContext
+
+
+class AsgiApp:
+    """Serves each request of a connection by an ASGI application."""
+
+    def __init__(self, app: Callable[..., Any]) -> None:
+        self.app = app
+
+    async def handle(self, call: Any) -> None:
+        await self.app(call.scope(), call.receive, call.send)
+
+    def response_headers(self, context: RequestContext) -> Headers:
+        return []
 
 
 def call_scope(headers: Mapping[bytes, bytes] | None = None, age: float = 0.0, path: str = "/") -> Scope:

@@ -10,7 +10,6 @@ from hashlib import sha256
 from typing import Any
 
 import orjson
-import uvicorn
 import uvloop
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
@@ -22,7 +21,7 @@ from server.transport.connection import Connection, Listener
 from server.transport.connection_limits import ConnectionLimit, TimeLimits
 from server.transport.memory_budget import MemoryBudget
 from server.transport.middleware import RequestMiddleware
-from server.transport.request import JSON_CONTENT, AsgiContext, BodyLimit, Handler, RequestContext, client_timeout
+from server.transport.request import JSON_CONTENT, BodyLimit, Handler, RequestContext, client_timeout
 from server.transport.tls import Tls
 from server.workers.worker import shared_memory
 
@@ -77,12 +76,8 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request by ASGI."""
-        context: AsgiContext = scope["state"]["context"]
-        handler = self.find(scope["path"]) if scope["method"] == "POST" else None
-        if handler is not None:
-            await handler(context)
-        else:
-            await context.respond(404, orjson.dumps({"error": f"{scope['method']} {scope['path']}"}), [JSON_CONTENT])
+        context: RequestContext = scope["state"]["context"]
+        await context.respond(404, orjson.dumps({"error": f"{scope['method']} {scope['path']}"}), [JSON_CONTENT])
 
     async def echo(self, context: RequestContext, limit: BodyLimit = ANY) -> None:
         """Answer with a digest of the body."""
@@ -167,7 +162,7 @@ class Server:
 
     def busy(self) -> bool:
         """Whether a request has no response yet."""
-        return any(one._unanswered() or one._pipelined or one.flow.read_paused for one in self.connections)
+        return any(one._call or one._kept or not one._reads for one in self.connections)
 
     async def pair(self) -> socket.socket:
         """Return the client's end of a new connection, a socket that does not block."""
@@ -180,7 +175,6 @@ class Server:
 
 @asynccontextmanager
 async def serving(
-    direct: bool = True,
     limits: TimeLimits | None = None,
     tls: Tls | None = None,
     tracing: Any = None,
@@ -194,13 +188,9 @@ async def serving(
     middleware = RequestMiddleware(
         served, given, tracing, shutting_down=lambda: server.stops, find_inference=served.find
     )
-    config = uvicorn.Config(middleware, ws="none", log_config=None, access_log=False)
-    config.load()
-    listener = Listener(
-        limits or TimeLimits(), tls, middleware if direct else None, ConnectionLimit(), shared_memory().buffer
-    )
+    listener = Listener(limits or TimeLimits(), tls, ConnectionLimit(), shared_memory().buffer)
     state = ServerState()
-    create = partial(protocol_factory(listener), config=config, server_state=state, app_state={}, _loop=loop)
+    create = partial(protocol_factory(listener, middleware), server_state=state, _loop=loop)
     server = Server(served, listener, state, create, errors)
     listening = await loop.create_server(create, "127.0.0.1", 0)
     server.address = listening.sockets[0].getsockname()
@@ -212,7 +202,7 @@ async def serving(
             connection.transport.abort()
         await settle()
     assert errors == [], "no input may reach the loop's exception handler"
-    assert (served.budget.reserved, listener.connections.pipelined_bytes) == (0, 0)
+    assert served.budget.reserved == 0
 
 
 async def settle(rounds: int = 20) -> None:

@@ -54,10 +54,8 @@ def write_onnx_encoder(folder: Path) -> Any:
     constants = [onnx.numpy_helper.from_array(table, "table"), onnx.numpy_helper.from_array(np.array([2]), "last")]
     steps = [("Gather", ["table", "input_ids"], "rows"), ("Add", ["attention_mask", "token_type_ids"], "known")]
     steps += [("Unsqueeze", ["known", "last"], "wide"), ("Cast", ["wide"], "ones")]
-    nodes = [
-        onnx.helper.make_node(kind, given, [name], **({"to": onnx.TensorProto.FLOAT} if kind == "Cast" else {}))
-        for kind, given, name in steps
-    ]
+    nodes = [onnx.helper.make_node(kind, given, [name]) for kind, given, name in steps]
+    nodes[-1].attribute.append(onnx.helper.make_attribute("to", onnx.TensorProto.FLOAT))
     nodes.append(onnx.helper.make_node("Add", ["rows", "ones"], ["last_hidden_state"]))
     graph = onnx.helper.make_graph(nodes, "encoder", inputs, outputs, constants)
     opset = onnx.helper.make_opsetid("", 17)

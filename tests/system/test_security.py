@@ -325,13 +325,3 @@ def test_sighup_reloads_keys_and_certificates(tmp_path: Path) -> None:
         time.sleep(0.5)
         assert status() == 401, "an invalid file changes nothing"
         assert shown() == second[0].read_text()
-
-
-def test_a_half_closed_connection_gets_its_response(server: Server) -> None:
-    picture = photograph()
-    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=20) as connection:
-        connection.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(picture) + picture)
-        connection.shutdown(socket.SHUT_WR)
-        received = b"".join(iter(lambda: connection.recv(65536), b""))
-    assert b"HTTP/1.1 200 OK" in received
-    assert b'"predictions"' in received

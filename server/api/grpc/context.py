@@ -1,21 +1,21 @@
 """One gRPC call as the request that the server's layers serve, and its response."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from time import monotonic
 
 from starlette.types import Message, Scope
 
 from server.api.grpc.http_request import HttpRequest
-from server.errors import ServerError, TooLargeError, UnavailableError
-from server.transport.request import BodyLimit, CancellableContext, Headers, RequestContext
+from server.errors import ServerError, TooLargeError
+from server.transport.request import BodyLimit, Headers, RequestContext
 
 # gRPC itself cancels a call at its deadline, and may do so before our own timer: it rounds times.
 _AT_DEADLINE = 0.01  # s, at least
 _AT_DEADLINE_SHARE = 0.02  # of the timeout
 
 
-class GrpcContext(CancellableContext):
+class GrpcContext(RequestContext):
     """A gRPC call, which is served as an HTTP request.
 
     Attributes:
@@ -80,13 +80,6 @@ class GrpcContext(CancellableContext):
             return
         self.status, self.response_body = status, body
         self.response_headers = dict([*headers, *self._headers_of(self)])
-
-    async def respond_in_pieces(self, status: int, length: int, pieces: AsyncIterator[bytes], headers: Headers) -> None:
-        """Keep the response, which becomes one message; an incomplete one is an error."""
-        body = b"".join([piece async for piece in pieces])
-        if len(body) < length:
-            raise UnavailableError("the serving process has stopped; send the call again", 1)
-        await self.respond(status, body, headers)
 
     async def receive(self) -> Message:
         """Receive the body by ASGI; after that wait for the disconnect."""

@@ -16,7 +16,6 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C library would write lin
 
 import grpc
 import orjson
-from starlette.types import ASGIApp
 
 from policies.types import SpecError
 from server.api.grpc.context import GrpcContext
@@ -76,7 +75,6 @@ class GrpcServer:
     def __init__(
         self,
         requests: RequestMiddleware,
-        app: ASGIApp,
         inference: Inference,
         listener: Listener,
         address: Address,
@@ -84,14 +82,13 @@ class GrpcServer:
         """Create the server.
 
         Args:
-            requests: authenticates, traces and logs each call.
-            app: serves HTTP requests without all that.
-            inference: serves the inference calls of `app`; its queue and memory budget have to have room for each call.
+            requests: authenticates, traces and logs each call, which its application serves.
+            inference: serves the inference calls of that application, whose queue and memory budget have to have room.
             listener: that of HTTP, for the certificate and the time limits.
             address: host and port to listen on.
         """
         self._requests = requests
-        self._app = app
+        self._app = requests.app
         self._inference = inference
         self._tls = listener.tls
         self._limits = listener.limits

@@ -14,7 +14,7 @@ from server.api.openapi import KEYED_ERRORS, MODEL, MODEL_ERRORS, documented, js
 from server.errors import BadInputError, quote
 from server.json_body import parse_object
 from server.transport.memory_budget import MemoryBudget
-from server.transport.request import BodyLimit, headers_of, receive_body
+from server.transport.request import BodyLimit, RequestContext
 
 _BODY = BodyLimit(1024, "send none")
 _State = Literal["READY", "LOADING", "UNAVAILABLE"]
@@ -51,8 +51,9 @@ def add_repository(app: FastAPI, repository: ModelRepository, budget: MemoryBudg
     """Add the routes below /v2/repository."""
 
     async def read(request: Request) -> bytes:
+        context: RequestContext = request.scope["state"]["context"]
         with budget.reservation() as memory:
-            return await receive_body(headers_of(request.scope), request.receive, _BODY, memory.grow_to)
+            return bytes(await context.read_body(_BODY, memory.grow_to))
 
     async def index(request: Request) -> Response:
         """POST /v2/repository/index: a bare array."""

@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import socket
-import sys
 import time
 
 import orjson
@@ -11,17 +10,15 @@ import pytest
 import uvloop
 from starlette.types import Receive, Scope, Send
 
-from benchmarks.support.harness import free_port
-from server.app import http_server
-from server.app.http_server import HttpServer, bind, last_connections
+from server.app.http_server import HttpServer, bind
 from server.transport.connection import Listener
 from server.transport.middleware import RequestMiddleware
-from server.transport.request import JSON_CONTENT, AsgiContext
+from server.transport.request import JSON_CONTENT, RequestContext
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "http":
-        context: AsgiContext = scope["state"]["context"]
+        context: RequestContext = scope["state"]["context"]
         await context.respond(200, orjson.dumps({"path": scope["path"]}), [JSON_CONTENT])
 
 
@@ -47,7 +44,7 @@ def test_connections_of_the_last_moment_are_served_and_the_next_one_refused(turn
         bound = bind("127.0.0.1", 0)
         address = bound.getsockname()
         requests = RequestMiddleware(app)
-        server = HttpServer(requests, Listener(direct=requests))
+        server = HttpServer(requests, Listener())
         serving = await started(server, bound)
         with socket.create_connection(address) as client, socket.socket() as late:
             for _ in range(turns):
@@ -64,45 +61,3 @@ def test_connections_of_the_last_moment_are_served_and_the_next_one_refused(turn
     assert response.startswith(b"HTTP/1.1 200")
     assert response.endswith(b'{"path":"/x"}')
     assert refused == errno.ECONNREFUSED
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="filters of sockets are those of Linux")
-def test_no_client_connects_between_the_last_accepted_connection_and_the_refusal_of_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The system would reset the connection at once."""
-    accept_waiting = http_server._accept_waiting
-
-    def with_another_client(bound: socket.socket) -> list[socket.socket]:
-        waiting = accept_waiting(bound)
-        with pytest.raises(TimeoutError):
-            socket.create_connection(bound.getsockname(), 0.2)
-        return waiting
-
-    monkeypatch.setattr(http_server, "_accept_waiting", with_another_client)
-    with bind("127.0.0.1", 0) as bound:
-        bound.listen()
-        with socket.create_connection(bound.getsockname()) as client:
-            (accepted,) = asyncio.run(last_connections(bound))
-            client.sendall(b"still works")
-            assert accepted.recv(100) == b"still works"
-            accepted.close()
-
-
-@pytest.mark.parametrize("cancelled", [False, True])
-def test_a_socket_can_be_listened_on_again_after_its_last_connections(cancelled: bool) -> None:
-    """As by another process that has it."""
-
-    async def scenario(bound: socket.socket) -> None:
-        ending = asyncio.create_task(last_connections(bound))
-        if cancelled:
-            await asyncio.sleep(0)
-            ending.cancel()
-        await asyncio.wait([ending])
-
-    port = free_port()  # the system would choose another one when it listens again
-    with bind("127.0.0.1", port) as bound:
-        bound.listen()
-        asyncio.run(scenario(bound))
-        bound.listen()
-        socket.create_connection(("127.0.0.1", port), 10.0).close()

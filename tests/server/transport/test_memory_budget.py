@@ -3,16 +3,15 @@
 import asyncio
 from contextlib import ExitStack, suppress
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from starlette.types import Message
 
 from server.errors import TooLargeError
-from server.transport.direct_call import DirectCall
+from server.transport.http_call import CHUNK, CallHead, HttpCall
 from server.transport.memory_budget import MemoryBudget, MemoryBudgetError
-from server.transport.request import CHUNK, AsgiContext
 
 
 def test_a_call_over_the_free_budget_is_rejected_with_retry_after() -> None:
@@ -118,15 +117,10 @@ def test_resize_releases_the_difference() -> None:
 
 
 @pytest.mark.parametrize("size", [10, CHUNK, 3 * CHUNK, 3 * CHUNK + 1])
-@pytest.mark.parametrize("direct", [False, True])
-def test_a_call_reserves_nothing_when_its_last_piece_is_sent(direct: bool, size: int) -> None:
+def test_a_call_reserves_nothing_when_its_last_piece_is_sent(size: int) -> None:
     """Its client may send the next call as soon as it has that piece."""
     budget = MemoryBudget(2**20)
     reserved: list[int] = []
-
-    async def send(message: Message) -> None:
-        if message["type"] == "http.response.body":
-            reserved.append(budget.reserved)
 
     def write(_: bytes) -> None:
         reserved.append(budget.reserved)
@@ -134,20 +128,18 @@ def test_a_call_reserves_nothing_when_its_last_piece_is_sent(direct: bool, size:
     async def respond() -> None:
         with budget.reservation() as memory:
             memory.grow(1000)
-            if direct:
-                flow, transport = SimpleNamespace(write_paused=False), SimpleNamespace(write=write, is_closing=bool)
-                call = object.__new__(DirectCall)
-                call._connection = SimpleNamespace(flow=flow, transport=transport, on_response_complete=lambda: None)
-                call._app = SimpleNamespace(response_headers=lambda _: [])
-                call._disconnected, call.keep_alive, call.memory = False, True, memory
-                await call.respond(200, bytes(size), [])
-            else:
-                scope = {"type": "http", "method": "POST", "path": "/", "headers": [], "state": {}}
-                context = AsgiContext(scope, send, send)  # type: ignore[arg-type]  # nothing is received
-                context.memory = memory
-                await context.respond(200, bytes(size), [])
+            connection: Any = SimpleNamespace(
+                transport=SimpleNamespace(write=write),
+                can_write=True,
+                app=SimpleNamespace(response_headers=lambda _: []),
+                response_completed=lambda _: None,
+            )
+            call = HttpCall(connection, CallHead("POST", b"/", "/", b"", [], {}, 0, "1.1", True), 0.0)
+            call.memory = memory
+            await call.respond(200, bytes(size), [])
             assert budget.reserved == 0
 
     asyncio.run(respond())
+    assert len(reserved) == max(1, -(-size // CHUNK))
     assert reserved[-1] == 0
     assert set(reserved[:-1]) <= {1000}

@@ -11,9 +11,9 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import ServerError
+from server.transport.asgi_context import AsgiContext
 from server.transport.auth import Keys, parse_keys
 from server.transport.middleware import RequestMiddleware
-from server.transport.request import AsgiContext
 
 KEYS = f"""
 user  predict  {sha256(b"u").hexdigest()}
@@ -224,25 +224,6 @@ def test_rejected_requests_are_reported_by_status() -> None:
     for authorization in (b"", b"Bearer r", b"Bearer s", b"Bearer s", b"Bearer u"):
         call(middleware, authorization=authorization)
     assert statuses == [401, 403, 429]
-
-
-@pytest.mark.parametrize("size", [0, 1, 65536, 65537, 131072, 200_000])
-def test_a_large_body_is_sent_in_chunks_and_complete(size: int) -> None:
-    body = bytes(range(256)) * 800
-    sent: list[Message] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await respond(scope, send, body[:size])
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    scope: Scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "state": {}}
-    asyncio.run(_await(RequestMiddleware(app), scope, None, send))  # type: ignore[arg-type]
-    chunks = [message["body"] for message in sent[1:]]
-    assert b"".join(chunks) == body[:size]
-    assert max(map(len, chunks)) <= 65536
-    assert [message.get("more_body", False) for message in sent[1:]] == [True] * (len(chunks) - 1) + [False]
 
 
 def test_an_exception_is_answered_500_without_details_and_logged_with_the_id(caplog: pytest.LogCaptureFixture) -> None:

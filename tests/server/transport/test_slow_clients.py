@@ -5,13 +5,13 @@ import resource
 from contextlib import closing
 
 import pytest
-import uvicorn
 from uvicorn.server import ServerState
 
 from server.transport import connection_limits
 from server.transport.connection import Connection, Listener
 from server.transport.connection_limits import TimeLimits
 from tests.server.transport.test_connection import echo
+from tests.support.asgi import AsgiApp
 from tests.support.virtual_clock import virtual_loop
 
 
@@ -46,10 +46,8 @@ def time_until_abort(pace: float, leaving: bool) -> float:
     """Return the time until 1 MB is read or the connection is aborted, s."""
     with closing(virtual_loop()) as loop:
         transport = SlowTransport(loop, 10**6, pace)
-        config = uvicorn.Config(echo, ws="none", log_config=None)
-        config.load()
         listener = Listener(TimeLimits(headers=10**6, reading=30.0, answer=2000.0))
-        connection = Connection(listener, config, ServerState(), {}, loop)
+        connection = Connection(listener, AsgiApp(echo), ServerState(), loop)
         connection.connection_made(transport)
         connection.pause_writing()
         if leaving:

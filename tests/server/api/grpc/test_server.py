@@ -56,7 +56,7 @@ async def serving(app: ASGIApp, served: Any) -> AsyncIterator[grpc.aio.Channel]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = free.getsockname()
-    server = GrpcServer(RequestMiddleware(app), app, served, Listener(), address)
+    server = GrpcServer(RequestMiddleware(app), served, Listener(), address)
     await server.start()
     try:
         async with grpc.aio.insecure_channel(server.address) as channel:

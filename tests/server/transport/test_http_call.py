@@ -1,4 +1,4 @@
-"""Calls that a connection serves directly: disconnects, time limits, failures, memory, TLS and contexts."""
+"""Calls of a connection: disconnects, time limits, failures, memory, TLS and contexts."""
 
 import asyncio
 import gc
@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from server.errors import ServerError
 from server.telemetry.tracing import Tracing
 from server.transport.connection_limits import TimeLimits
-from server.transport.direct_call import DirectCall
+from server.transport.http_call import HttpCall
 from server.transport.request import RequestContext
 from server.transport.tls import Tls
 from tests.support.certificates import certificate
@@ -129,13 +129,13 @@ def test_all_calls_of_a_batch_are_answered_before_one_is_accounted_for(
 ) -> None:
     async def scenario() -> None:
         async with serving() as server:
-            write = DirectCall._write_head
+            begin = HttpCall._begin
 
-            def logged_write(call: DirectCall, *arguments: Any) -> None:
+            def logged(call: HttpCall, *arguments: Any) -> None:
                 server.app.outcomes.append("written")
-                write(call, *arguments)
+                begin(call, *arguments)
 
-            monkeypatch.setattr(DirectCall, "_write_head", logged_write)
+            monkeypatch.setattr(HttpCall, "_begin", logged)
             clients = [await connect(server) for _ in range(3)]
             for _, writer in clients:
                 writer.write(post("/predict/waits", bytes(SIZE)))
@@ -147,25 +147,6 @@ def test_all_calls_of_a_batch_are_answered_before_one_is_accounted_for(
                 writer.close()
             await until(lambda: len(server.app.outcomes) == 2 * len(clients))
             assert server.app.outcomes == ["written"] * 3 + ["200"] * 3
-
-    run(scenario(), loop)
-
-
-def test_a_client_that_has_closed_its_sending_side_is_answered(loop: str) -> None:
-    async def scenario() -> None:
-        async with serving() as server:
-            reader, writer = await connect(server)
-            writer.write(post("/predict/waits", b"first") + post("/predict/waits", b"second"))
-            writer.write_eof()
-            for answer in (b"one", b"two"):
-                await until(lambda: server.app.bodies)
-                await asyncio.sleep(0.2)  # the server probes whether the client still reads
-                server.app.futures[-1].set_result(answer)
-                while (received := await response(reader)).status == 100:
-                    pass
-                assert received.body == answer
-            assert await reader.read() == b""
-            writer.close()
 
     run(scenario(), loop)
 
@@ -227,7 +208,9 @@ def test_a_client_that_does_not_read_is_not_served_more(loop: str) -> None:
 def test_a_timeout_ends_the_wait(loop: str) -> None:
     async def scenario() -> None:
         async with serving() as server:
-            responses, _ = await exchange(await server.pair(), [post("/predict/waits", b"abc", b"X-Timeout-Ms: 50")])
+            responses, _ = await exchange(
+                await server.pair(), [post("/predict/waits", b"abc", b"X-Timeout-Ms: 50")], server.busy
+            )
             assert [one.status for one in responses] == [504]
             assert server.app.outcomes == ["ExpiredError"]
             assert server.app.futures[0].cancelled()
@@ -251,29 +234,9 @@ def test_many_pipelined_calls_are_answered_in_order(count: int, loop: str) -> No
         async with serving() as server:
             sent = b"".join(post("/predict/echo", b"%d" % i, b"X-Request-Id: %d" % i) for i in range(count))
             responses, _ = await exchange(await server.pair(), [sent])
-            if len(responses) < count:  # a head that arrived in parts was served through ASGI, which limits them
-                assert responses.pop().status == 400
-            assert [one.headers["x-request-id"] for one in responses] == [f"{i}" for i in range(len(responses))]
-            assert len(responses) >= 17
+            assert [one.headers["x-request-id"] for one in responses] == [f"{i}" for i in range(count)]
 
     run(scenario(), loop)
-
-
-def test_the_memory_of_pipelined_bytes_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.transport.connection._MAX_PIPELINED_BYTES", 5000)
-
-    async def scenario() -> None:
-        async with serving() as server:
-            reader, writer = await connect(server)
-            writer.write(post("/predict/waits", b"abc") + post("/predict/echo", bytes(6000)))
-            await until(lambda: server.app.bodies)
-            await asyncio.sleep(0.05)
-            server.app.futures[0].set_result(b"")
-            assert [(await response(reader)).status for _ in range(2)] == [200, 503]
-            assert await reader.read() == b""
-            writer.close()
-
-    run(scenario())
 
 
 def test_calls_that_are_open_at_shutdown_are_answered_and_their_connections_closed(loop: str) -> None:
@@ -305,8 +268,7 @@ def test_calls_that_are_open_at_shutdown_are_answered_and_their_connections_clos
     [(ServerError("broken"), 500), (ValueError("secret"), 500), (asyncio.CancelledError(), 500), (SystemExit(3), 500)],
     ids=lambda value: type(value).__name__,
 )
-@pytest.mark.parametrize("direct", [True, False])
-def test_whatever_a_handler_raises_is_answered_500(error: BaseException, status: int, direct: bool, loop: str) -> None:
+def test_whatever_a_handler_raises_is_answered_500(error: BaseException, status: int, loop: str) -> None:
     async def fails(context: RequestContext) -> None:
         await context.read_body(ANY, context.memory.grow_to)
         await asyncio.sleep(0)
@@ -315,7 +277,7 @@ def test_whatever_a_handler_raises_is_answered_500(error: BaseException, status:
     async def scenario() -> None:
         app = App()
         app.fails = fails  # type: ignore[attr-defined]
-        async with serving(direct, app=app) as server:
+        async with serving(app=app) as server:
             calls = [post("/predict/fails", b"abc"), post("/predict/echo", b"abc")]
             responses, _ = await exchange(await server.pair(), calls)
             assert [one.status for one in responses] == [status, 200]
@@ -360,7 +322,7 @@ def test_a_handler_may_wait_for_anything(loop: str) -> None:
         async with serving(app=app) as server:
             body = bytes(range(256)) * 800
             for _ in range(3):
-                responses, _ = await exchange(await server.pair(), [post("/predict/fails", body)])
+                responses, _ = await exchange(await server.pair(), [post("/predict/fails", body)], server.busy)
                 assert [one.body for one in responses] == [b"%d" % sum(body)]
 
     run(scenario(), loop)
@@ -416,7 +378,7 @@ def test_spans_of_interleaved_calls_are_separate(loop: str) -> None:
         async with serving(app=app, tracing=tracing) as server:
             sent = post("/predict/fails", b"a" * 9000) * 3
             answered = await asyncio.gather(
-                *[exchange(await server.pair(), [sent[:500], sent[500:]]) for _ in range(4)]
+                *[exchange(await server.pair(), [sent[:500], sent[500:]], server.busy) for _ in range(4)]
             )
             for responses, _ in answered:
                 assert [one.status for one in responses] == [200] * 3
@@ -428,13 +390,12 @@ def test_spans_of_interleaved_calls_are_separate(loop: str) -> None:
     assert found == [True] * 48
 
 
-@pytest.mark.parametrize("direct", [True, False])
-def test_calls_over_tls(direct: bool, loop: str, tmp_path: Path) -> None:
+def test_calls_over_tls(loop: str, tmp_path: Path) -> None:
     cert, key = certificate(tmp_path, "own")
     context = ssl.create_default_context(cafile=str(cert))
 
     async def scenario() -> None:
-        async with serving(direct, tls=Tls(cert, key)) as server:
+        async with serving(tls=Tls(cert, key)) as server:
             reader, writer = await connect(server, context)
             body = bytes(range(256)) * 1000
             for path in ("echo", "late", "early", "rejected", "echo"):
@@ -477,13 +438,13 @@ def test_nothing_of_a_call_is_left_without_garbage_collection(loop: str) -> None
         del future
         await context.wait_for(waits.pop(), 0.02 if how == b"expires" else float("inf"))
 
-    async def scenario(direct: bool) -> None:
+    async def scenario() -> None:
         app = App()
         app.fails = fails  # type: ignore[attr-defined]
-        async with serving(direct, app=app) as server:
+        async with serving(app=app) as server:
             for how in (b"fails", b"expires"):
                 responses, _ = await exchange(
-                    await server.pair(), [post("/predict/fails", bytes(SIZE), b"X-Request-Id: " + how)]
+                    await server.pair(), [post("/predict/fails", bytes(SIZE), b"X-Request-Id: " + how)], server.busy
                 )
                 assert [one.status for one in responses] == [{b"fails": 500, b"expires": 504}[how]]
             _, writer = await connect(server)
@@ -496,9 +457,7 @@ def test_nothing_of_a_call_is_left_without_garbage_collection(loop: str) -> None
 
     gc.disable()
     try:
-        for direct in (True, False):
-            run(scenario(direct), loop)
-            calls.clear()
+        run(scenario(), loop)
     finally:
         gc.enable()
 
@@ -510,9 +469,7 @@ def test_an_idle_connection_holds_no_body_and_a_closed_one_nothing(loop: str) ->
         await response(reader)
         await settle()
         [connection] = server.connections
-        last = connection._running_cycle
-        assert isinstance(last, DirectCall)
-        assert (last._first, last._view, last._coroutine) == (b"", None, None)
+        assert connection._call is None
         writer.close()
         return weakref.ref(connection)
 
@@ -530,3 +487,25 @@ def test_an_idle_connection_holds_no_body_and_a_closed_one_nothing(loop: str) ->
         run(scenario(), loop)
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+def test_memory_for_a_long_body_is_reserved_as_it_arrives(chunked: bool, loop: str) -> None:
+    half = bytes(600_000)
+    head = b"POST /predict/echo HTTP/1.1\r\nHost: x\r\n%b\r\n\r\n"
+    head %= b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % (2 * len(half))
+    pieces = [b"%x\r\n%b\r\n" % (len(half), half)] * 2 + [b"0\r\n\r\n"] if chunked else [half] * 2
+
+    async def scenario() -> None:
+        async with serving() as server:
+            reader, writer = await connect(server)
+            writer.write(head)
+            await until(lambda: server.app.budget.reserved)
+            assert server.app.budget.reserved == 2**18
+            writer.write(pieces[0])
+            await until(lambda: server.app.budget.reserved == len(half))
+            writer.write(b"".join(pieces[1:]))
+            assert (await response(reader)).status == 200
+            writer.close()
+
+    run(scenario(), loop)

@@ -1,4 +1,4 @@
-"""Inference calls that their connection serves directly, with a dispatcher: outcomes, memory and decoding."""
+"""Inference calls over sockets, with a dispatcher: outcomes, memory and decoding."""
 
 import asyncio
 import gc
@@ -28,7 +28,7 @@ from server.models.images.codec import emulated_model
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
 from server.telemetry.metrics import Metrics
-from server.transport.direct_call import DirectCall
+from server.transport.http_call import HttpCall
 from server.transport.request import Handler
 from tests.support.fakes import UNLIMITED, FakeExecutor, chosen
 from tests.support.inference_server import App, Server, exchange, post, run, serving, settle, until
@@ -53,7 +53,7 @@ class InferenceApp(App):
 
 @asynccontextmanager
 async def inferring(
-    direct: bool = True, batch_size: int = 1, service: float = 0.002
+    batch_size: int = 1, service: float = 0.002
 ) -> AsyncIterator[tuple[Server, Inference, FakeExecutor]]:
     profile = Profile("constant", (service, service, service))
     executor, metrics = FakeExecutor(profile), Metrics()
@@ -65,7 +65,7 @@ async def inferring(
     app = InferenceApp()
     with ThreadPoolExecutor(4) as pool:
         app.inference = Inference({"m": emulated_model("m", 3)}, Fleet([dispatcher]), metrics, pool, 100, app.budget)
-        async with serving(direct, app=app) as server:
+        async with serving(app=app) as server:
             yield server, app.inference, executor
         assert not +app.inference.calls, "no call is open"
         assert app.inference.fleet.waiting == 0
@@ -84,7 +84,7 @@ def picture(kind: str) -> bytes:
     return file.getvalue()
 
 
-def test_calls_are_answered_and_counted_as_through_asgi(loop: str) -> None:
+def test_calls_are_answered_and_counted(loop: str) -> None:
     sent = b"".join(
         [
             post(PREDICT, picture("JPEG")),
@@ -100,24 +100,22 @@ def test_calls_are_answered_and_counted_as_through_asgi(loop: str) -> None:
         ]
     )
 
-    async def scenario(direct: bool) -> Any:
-        async with inferring(direct) as (server, inference, _):
+    async def scenario() -> Any:
+        async with inferring() as (server, inference, _):
             responses, closed = await exchange(await server.pair(), [sent], server.busy)
             answered = [(one.status, re.sub(rb"[\d.]+", b"", one.body)) for one in responses]
             return answered, closed, outcomes(inference)
 
-    direct, asgi = run(scenario(True), loop), run(scenario(False), loop)
-    assert direct == asgi
-    assert [status for status, _ in direct[0][:3]] == [200] * 3
-    assert all(status >= 400 for status, _ in direct[0][3:])
-    assert len(direct[0]) == 10
+    answered, closed, counted = run(scenario(), loop)
+    assert [status for status, _ in answered] == [200, 200, 200, 400, 404, 404, 400, 400, 400, 504]
+    assert not closed
+    assert counted == {"ok": 3, "bad_input": 5, "expired": 1}, "but of a model that is not served"
 
 
 @pytest.mark.parametrize("stage", ["body", "queue", "service", "decoding"])
-@pytest.mark.parametrize("direct", [True, False])
-def test_a_disconnect_is_counted_once(stage: str, direct: bool, loop: str) -> None:
+def test_a_disconnect_is_counted_once(stage: str, loop: str) -> None:
     async def scenario() -> None:
-        async with inferring(direct, 2 if stage == "queue" else 1, 0.2) as (server, inference, _):
+        async with inferring(2 if stage == "queue" else 1, 0.2) as (server, inference, _):
             client = await server.pair()
             sent = post(PREDICT, picture("JPEG")) if stage == "decoding" else post(INFER, PIXELS, RAW)
             client.setblocking(True)
@@ -165,15 +163,15 @@ def test_the_body_of_a_call_that_expires_is_freed_without_garbage_collection(loo
 
 def test_the_time_of_a_call_ends_with_its_answer(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop answers others before it counts the call."""
-    calls: list[DirectCall] = []
-    write = DirectCall._write_head
+    calls: list[HttpCall] = []
+    begin = HttpCall._begin
 
-    def with_others(call: DirectCall, *arguments: Any) -> None:
+    def with_others(call: HttpCall, *arguments: Any) -> None:
         calls.append(call)
         asyncio.get_running_loop().call_soon(time.sleep, 0.01)
-        write(call, *arguments)
+        begin(call, *arguments)
 
-    monkeypatch.setattr(DirectCall, "_write_head", with_others)
+    monkeypatch.setattr(HttpCall, "_begin", with_others)
 
     async def scenario() -> None:
         async with inferring() as (server, inference, _):
@@ -185,8 +183,7 @@ def test_the_time_of_a_call_ends_with_its_answer(loop: str, monkeypatch: pytest.
     run(scenario(), loop)
 
 
-@pytest.mark.parametrize("direct", [True, False])
-def test_inputs_and_outputs_of_a_call_are_freed_at_its_end_without_the_collector(direct: bool, loop: str) -> None:
+def test_inputs_and_outputs_of_a_call_are_freed_at_its_end_without_the_collector(loop: str) -> None:
     """Also where it is refused after its batch, fails, expires in the queue or is cancelled."""
     seen = list[weakref.ref[Any]]()
 
@@ -200,7 +197,7 @@ def test_inputs_and_outputs_of_a_call_are_freed_at_its_end_without_the_collector
         inference.fleet.submit = watched  # type: ignore[assignment]
 
     async def scenario() -> None:
-        async with inferring(direct, batch_size=1) as (server, inference, executor):
+        async with inferring(batch_size=1) as (server, inference, executor):
             watch(inference)
 
             def outputs(inputs: Any) -> Any:
@@ -222,7 +219,7 @@ def test_inputs_and_outputs_of_a_call_are_freed_at_its_end_without_the_collector
                 await settle()
                 executor.log.clear()
                 assert [number for number, each in enumerate(seen) if each() is not None] == [], f"after {status}"
-        async with inferring(direct, batch_size=2) as (server, inference, executor):
+        async with inferring(batch_size=2) as (server, inference, executor):
             watch(inference)
             sent = [post(INFER, PIXELS, RAW, b"X-Timeout-Ms: 30")]
             responses, _ = await exchange(await server.pair(), sent, server.busy)
