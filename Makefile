@@ -70,8 +70,8 @@ bench-live: $(EXAMPLES)  ## measure adaptation, objectives, plans, fleets, and m
 	$(BIN)/python -m benchmarks.closed_loop
 	$(BIN)/python -m benchmarks.objective
 	$(BIN)/python -m benchmarks.fleet
-	$(BIN)/python -m benchmarks.lazy_live
-	$(BIN)/python -m benchmarks.bins_live
+	$(BIN)/python -m research.lazy_live
+	$(BIN)/python -m research.bins_live
 	$(BIN)/python -m benchmarks.ocr
 	$(BIN)/python -m benchmarks.page
 
@@ -109,21 +109,22 @@ records: $(STAMP)  ## list the records that are older than the code that they me
 	$(BIN)/python -m benchmarks.records_age
 
 paper: $(STAMP)  ## print the SMDP papers' tables beside ours and draw their figures (some minutes)
-	$(BIN)/python -m benchmarks.paper
+	$(BIN)/python -m research.papers
 
 percentiles: $(STAMP)  ## compare policies that keep a percentile, by simulation (about 20 minutes, can be resumed)
-	$(BIN)/python -m benchmarks.percentile_policies
+	$(BIN)/python -m research.percentile_policies
 
 paper-batching: $(STAMP)  ## simulate the papers on LazyBatching, multi-bin batching and BatchMonitor (about 45 minutes; needs the trace)
-	$(BIN)/python -m benchmarks.batchmonitor
-	$(BIN)/python -m benchmarks.lazy
-	$(BIN)/python -m benchmarks.lazy_sensitivity
-	$(BIN)/python -m benchmarks.multi_bin
-	$(BIN)/python -m benchmarks.bin_ages
-	$(BIN)/python -m benchmarks.smdp_bins
-	$(BIN)/python -m benchmarks.co_located
-	$(BIN)/python -m benchmarks.predicted_bins
-	$(BIN)/python -m benchmarks.traces
+	$(BIN)/python -m research.batchmonitor
+	$(BIN)/python -m research.lazy
+	$(BIN)/python -m research.lazy_sensitivity
+	$(BIN)/python -m research.multi_bin
+	$(BIN)/python -m research.bin_ages
+	$(BIN)/python -m research.smdp_bins
+	$(BIN)/python -m research.co_located
+	$(BIN)/python -m research.predicted_bins
+	$(BIN)/python -m research.traces
+	$(BIN)/python -m research.page
 
 # ruff's S rules (bandit's) check our own code in `make check`; this checks the installed packages.
 audit: $(STAMP)  ## look up known vulnerabilities of the installed packages, with pip-audit

@@ -1,36 +1,28 @@
-"""Write docs/benchmarks.md from the records.
+"""Write docs/benchmarks.md and benchmarks/records.md from the records.
 
-Every number of that page is in a record under benchmarks/records/, which one of the scripts wrote. A test renders the
-page again and compares.
+Every number of these pages is in a record under benchmarks/records/, which one of the scripts wrote. A test renders the
+pages again and compares.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from benchmarks.bin_ages import table as bin_ages_table
-from benchmarks.bins_live import table as bins_live_table
-from benchmarks.co_located import table as co_located_table
 from benchmarks.faults import table as faults_table
-from benchmarks.smdp_bins import table as smdp_bins_table
-from benchmarks.support.harness import RECORDS, ROOT, argument_parser, load_record, markdown_table
+from benchmarks.support.harness import RECORDS, ROOT, argument_parser, load_record, markdown_table, record_file
 from benchmarks.watched_page import table as watched_page_table
 
-PAGE = ROOT / "docs" / "benchmarks.md"
-_HEAD = """# Benchmarks
-
-This page is written from the [records](../benchmarks/records) by `python -m benchmarks.page`. Each section names the
+_FROM_RECORDS = """This page is written from the [records]({records}) by `python -m {module}`. Each section names the
 script that measured it. All of them ran on a machine of two shared cores without a GPU, on an emulated Tesla P4 that is
 ten times slower than the real one (`googlenet-tesla-p4-x10`), unless the section says otherwise. Such a machine is
 noisy: compare what was measured side by side in one run. A record is of the code of its commit:
-`git log -- benchmarks/records/NAME.json`.
-"""
+`git log -- {folder}/NAME.json`."""
 
 
 def recorded(name: str) -> str:
     """The text of a record that is a Markdown page already, without its heading."""
-    lines = (RECORDS / f"{name}.md").read_text().strip().splitlines()
+    lines = record_file(f"{name}.md").read_text().strip().splitlines()
     return "\n".join(lines[1:] if lines[0].startswith("# ") else lines).strip()
 
 
@@ -43,25 +35,76 @@ class Section:
         script: the module that measures it; its record, or its folder of records, has the same name.
         about: what is measured, in a sentence or two.
         render: makes the section's text; None: the record's own Markdown.
+        package: of the script.
     """
 
     title: str
     script: str
     about: str
     render: Callable[[], str] | None = None
+    package: str = "benchmarks"
 
     def __str__(self) -> str:
-        return f"## {self.title}\n\n{self.about} (`python -m benchmarks.{self.script}`)\n\n{self._text()}\n"
+        return f"## {self.title}\n\n{self.about} (`python -m {self.package}.{self.script}`)\n\n{self._text()}\n"
 
     def _text(self) -> str:
-        if not ((RECORDS / f"{self.script}.json").is_file() or (RECORDS / self.script / "report.md").is_file()):
+        if not (record_file(f"{self.script}.json").is_file() or (RECORDS / self.script / "report.md").is_file()):
             return "Not measured yet."
         return recorded(self.script) if self.render is None else self.render()
 
 
+@dataclass(frozen=True)
+class Page:
+    """A page that is written from records.
+
+    Attributes:
+        path: its file, relative to the repository.
+        title: its heading.
+        about: what follows the heading.
+        sections: its parts.
+    """
+
+    path: str
+    title: str
+    about: str
+    sections: Sequence[Section]
+
+    def __str__(self) -> str:
+        return "\n".join([f"# {self.title}\n\n{self.about}\n", *map(str, self.sections)])
+
+    def write(self) -> None:
+        """Write the page."""
+        (ROOT / self.path).write_text(str(self))
+
+
+def from_records(path: str, module: str, records: str) -> str:
+    """The paragraph that says where the numbers of the page at `path` come from."""
+    up = "../" * path.count("/")
+    relative = records.removeprefix(f"{path.rpartition('/')[0]}/") if up else records
+    link = relative if relative != records else f"{up}{records}"
+    return _FROM_RECORDS.format(records=link, module=module, folder=records)
+
+
+def _gpu_report() -> str:
+    return (RECORDS / "gpu" / "report.md").read_text().strip()
+
+
 def _gpu() -> str:
-    plot = "![Service times, energies, response times and power](../benchmarks/records/gpu/gpu.png)"
-    return f"{plot}\n\n{(RECORDS / 'gpu' / 'report.md').read_text().strip()}"
+    return f"![Service times, energies, response times and power](records/gpu/gpu.png)\n\n{_gpu_report()}"
+
+
+_GPU_COLUMNS = (
+    *("model", "server", "network", "policy", "offered, 1/s", "throughput, 1/s", "mean, ms", "p95, ms"),
+    *("W", "mJ a request"),
+)
+
+
+def _gpu_servers() -> str:
+    """The servers' table of the GPU's report, in the columns that compare them."""
+    lines = _gpu_report().split("| model | server |")[1].splitlines()
+    head = ["model", "server", *(cell.strip() for cell in lines[0].split("|") if cell.strip())]
+    rows = [dict(zip(head, (cell.strip() for cell in line.split("|")[1:-1]), strict=True)) for line in lines[2:]]
+    return markdown_table(_GPU_COLUMNS, [[row[name] for name in _GPU_COLUMNS] for row in rows])
 
 
 def _ceiling() -> str:
@@ -81,22 +124,6 @@ def _objective() -> str:
         rows += [(load, s["load"], policy, s["share"], s["p95_ms"], s["mean_ms"], s["power_w"]) for s in steps]
     rows.sort(key=lambda row: (row[0] != "steady", row[1]))
     return markdown_table(("load is", "load", "policy", "share within", "p95, ms", "mean, ms", "power, W"), rows)
-
-
-def _bin_ages() -> str:
-    return bin_ages_table(load_record("bin_ages"))
-
-
-def _smdp_bins() -> str:
-    return smdp_bins_table(load_record("smdp_bins"))
-
-
-def _bins_live() -> str:
-    return bins_live_table(load_record("bins_live"))
-
-
-def _co_located() -> str:
-    return co_located_table(load_record("co_located"))
 
 
 def _soak() -> str:
@@ -229,45 +256,7 @@ def _peers() -> str:
     return f"![Response time, idle gap and requests a second of each server](figures/peers.png)\n\n{recorded('peers')}"
 
 
-SECTIONS = (
-    Section(
-        "On a GPU",
-        "gpu",
-        "Implementations of the network, outputs beside the CPU's, service times and energies, and the server beside "
-        "its peers on the same network, from one call of 470 s and one of 180 s. Batchwright had six processes for "
-        "HTTP then, which are gone since. LitServe takes images as base64 in JSON, the others as bytes.",
-        _gpu,
-    ),
-    Section(
-        "Measured against simulated",
-        "live_against_simulated",
-        "One minute of Poisson arrivals over HTTP with 150,528-byte bodies, and the same arrivals in the simulator. "
-        "The difference is what HTTP and the interpreter cost; `bare` is the shortest batcher that FastAPI allows.",
-    ),
-    Section(
-        "Gateway throughput",
-        "ceiling",
-        "wrk on 32 connections sends images of 150,528 bytes to a device that takes a microsecond for each batch.",
-        _ceiling,
-    ),
-    Section(
-        "A device as fast as captured graphs",
-        "graph_like",
-        "wrk on 64 connections sends images of 150,528 bytes to an emulated device that takes 0.2 + 0.018 b ms, and so "
-        "could serve 51,000 a second. The two processors also ran wrk, the device, which spins, and other work, so "
-        "that the CPU time of a request says more than the rate.",
-        _graph_like,
-    ),
-    Section(
-        "Beside other servers",
-        "peers",
-        "A FastAPI batcher of 60 lines, mosec, and our server, on the same emulated devices with greedy batching, in "
-        "turns. An open loop of Poisson arrivals of 150,528-byte images, then wrk. Each server decodes JPEGs itself. "
-        "The idle gap is the time between two batches when a request waited. Where one process of ours loses by more "
-        "than 5 per cent: the bare batcher is faster at load 0.3, answers more JPEGs and needs less memory; mosec "
-        "answers more bodies of 1 KB and takes less CPU time.",
-        _peers,
-    ),
+OPERATION = (
     Section(
         "Real models on a CPU",
         "real_models",
@@ -289,6 +278,82 @@ SECTIONS = (
         "time; then texts become twice as long. Measured while the first number of threads was chosen by a sample of "
         "middle length; now it is the longest.",
         lambda: f"![Predicted and measured response times](figures/predictions.png)\n\n{recorded('predictions')}",
+    ),
+    Section(
+        "Beside other servers",
+        "peers",
+        "A FastAPI batcher of 60 lines, mosec, and our server, on the same emulated devices with greedy batching, in "
+        "turns. An open loop of Poisson arrivals of 150,528-byte images, then wrk. Each server decodes JPEGs itself. "
+        "The idle gap is the time between two batches when a request waited. Where one process of ours loses by more "
+        "than 5 per cent: the bare batcher is faster at load 0.3, answers more JPEGs and needs less memory; mosec "
+        "answers more bodies of 1 KB and takes less CPU time.",
+        _peers,
+    ),
+    Section(
+        "On a GPU",
+        "gpu",
+        "Networks with random weights on one H100, from one call of 470 s and one of 180 s: the server beside its "
+        "peers on the same network, all with the clients on one machine of 16 cores. Batchwright had six processes for "
+        "HTTP then, which are gone since. LitServe takes images as base64 in JSON, the others as bytes. Times, "
+        "energies and outputs by batch size are in [all records](../benchmarks/records.md#on-a-gpu).",
+        _gpu_servers,
+    ),
+    Section(
+        "Measured against simulated",
+        "live_against_simulated",
+        "One minute of Poisson arrivals over HTTP with 150,528-byte bodies, and the same arrivals in the simulator. "
+        "The difference is what HTTP and the interpreter cost; `bare` is the shortest batcher that FastAPI allows.",
+    ),
+    Section(
+        "Gateway throughput",
+        "ceiling",
+        "wrk on 32 connections sends images of 150,528 bytes to a device that takes a microsecond for each batch.",
+        _ceiling,
+    ),
+    Section(
+        "Adapting to a device that changes",
+        "closed_loop",
+        "The energy of a batch beyond that of its requests becomes four times as large while the device serves under "
+        "`smdp:w2=16`. Cost is the mean response time in ms plus 16 times the mean power in W, over 40 s that begin "
+        "10 s after the change.",
+    ),
+    Section(
+        "Keeping a percentile",
+        "objective",
+        "95 per cent within 100 ms, as clients see it. Each policy is for 98 ms, which leaves 2 ms for HTTP and the "
+        "clients: `smdp:slo_p95_ms=98`, the same with `policy_form=batch-size`, and the fixed timeout of least power; "
+        "greedy has no objective. Power is by the profile.",
+        _objective,
+    ),
+    Section(
+        "Overload",
+        "overload",
+        "More requests than the device can serve, from clients with a timeout of 1 s. Goodput counts answers in time. "
+        "Other servers are as they are started by default, and with the bound of the queue that a careful operator "
+        "sets: as many requests as are answered within 0.8 of the timeout. LitServe's is uvicorn's, which counts "
+        "connections, idle ones too. Above the capacity and without a bound, other servers answer less than a fifth of "
+        "what ours answers in time. With it mosec answers as much within 2 per cent, and sooner, since its queue is "
+        "shorter; LitServe 5 to 8 per cent less. Ours has no such setting: the bound follows from the profile and the "
+        "clients' timeouts.",
+    ),
+)
+
+CHECKS = (
+    Section(
+        "On a GPU",
+        "gpu",
+        "Implementations of the network, outputs beside the CPU's, service times and energies, and the server beside "
+        "its peers on the same network, from one call of 470 s and one of 180 s. Batchwright had six processes for "
+        "HTTP then, which are gone since. LitServe takes images as base64 in JSON, the others as bytes.",
+        _gpu,
+    ),
+    Section(
+        "A device as fast as captured graphs",
+        "graph_like",
+        "wrk on 64 connections sends images of 150,528 bytes to an emulated device that takes 0.2 + 0.018 b ms, and so "
+        "could serve 51,000 a second. The two processors also ran wrk, the device, which spins, and other work, so "
+        "that the CPU time of a request says more than the rate.",
+        _graph_like,
     ),
     Section(
         "gRPC beside HTTP",
@@ -314,71 +379,6 @@ SECTIONS = (
         "CPU time of a server of ten models on four emulated devices, as a share of one processor, without its page "
         "and with it open in a browser, in turns. Shares are medians. The last two columns are what the page fetches.",
         _watched_page,
-    ),
-    Section(
-        "Adapting to a device that changes",
-        "closed_loop",
-        "The energy of a batch beyond that of its requests becomes four times as large while the device serves under "
-        "`smdp:w2=16`. Cost is the mean response time in ms plus 16 times the mean power in W, over 40 s that begin "
-        "10 s after the change.",
-    ),
-    Section(
-        "Keeping a percentile",
-        "objective",
-        "95 per cent within 100 ms, as clients see it. Each policy is for 98 ms, which leaves 2 ms for HTTP and the "
-        "clients: `smdp:slo_p95_ms=98`, the same with `policy_form=batch-size`, and the fixed timeout of least power; "
-        "greedy has no objective. Power is by the profile.",
-        _objective,
-    ),
-    Section(
-        "Maximum ages of each bin",
-        "bin_ages",
-        "Simulated: sizes uniform from 1 to 20 s, batches of at most 8 that take as long as their largest request, a "
-        "device of 1 W while it is busy. 95 per cent within the bound; the share that was measured is in brackets. The "
-        "timeout is tuned. Each bin's maximum ages are solved as if it were alone, for a bound that is smaller by a "
-        "margin. They save 1 to 2 per cent on the timeout in two bins at loads 0.5 and 0.7 within 60 s, nothing "
-        "elsewhere, and cost more in three bins.",
-        _bin_ages,
-    ),
-    Section(
-        "Bins decided together",
-        "smdp_bins",
-        "Simulated: a batch takes as long as its longest request, and the device draws 1 W while it is busy. Sizes are "
-        "uniform from 1 to 20 s, or the generated tokens of Azure's trace at 20 ms each; B is the largest batch, and "
-        "loads are fractions of what two bins can serve. The cost is the mean response time, s, plus w2 times the mean "
-        "power, W. In brackets the difference to the best policy that decides bin by bin (greedy and solved ones, one "
-        "to three bins), with its 95 per cent interval.",
-        _smdp_bins,
-    ),
-    Section(
-        "Bins decided together, live",
-        "bins_live",
-        "A server whose batches take 2 ms for each number of their longest sample, up to 8 samples of 1 to 64 numbers. "
-        "Loads are fractions of what two bins can serve.",
-        _bins_live,
-    ),
-    Section(
-        "Models that share a device",
-        "co_located",
-        "Simulated: models of equal or unequal load on one Tesla P4; some are slower by the factor 3 or 4. The cost is "
-        "the mean response time of all requests, ms, plus w2 times the mean power. `first formed` launches the batch "
-        "that was formed first, and the tables of `smdp` are then those of a device of the model's own. `greedy` and "
-        "`smdp` are the server's: the largest product of queue, service rate and waiting time is first, and tables are "
-        "those of a device that the other models slow down ([several models](several-models.md)). `valued` launches by "
-        "the value functions of such devices, whose arrival rates it is given. Changes have 95 per cent intervals. No "
-        "batch becomes overdue, since there is no maximum wait.",
-        _co_located,
-    ),
-    Section(
-        "Overload",
-        "overload",
-        "More requests than the device can serve, from clients with a timeout of 1 s. Goodput counts answers in time. "
-        "Other servers are as they are started by default, and with the bound of the queue that a careful operator "
-        "sets: as many requests as are answered within 0.8 of the timeout. LitServe's is uvicorn's, which counts "
-        "connections, idle ones too. Above the capacity and without a bound, other servers answer less than a fifth of "
-        "what ours answers in time. With it mosec answers as much within 2 per cent, and sooner, since its queue is "
-        "shorter; LitServe 5 to 8 per cent less. Ours has no such setting: the bound follows from the profile and the "
-        "clients' timeouts.",
     ),
     Section(
         "Attacks on the HTTP interface",
@@ -450,16 +450,30 @@ SECTIONS = (
     ),
 )
 
-
-def render() -> str:
-    """Return the whole page."""
-    return "\n".join([_HEAD, *map(str, SECTIONS)])
+PAGES = (
+    Page(
+        "docs/benchmarks.md",
+        "Benchmarks",
+        from_records("docs/benchmarks.md", "benchmarks.page", "benchmarks/records")
+        + """ The parts of the server, attacks, faults and other checks are in [all records](../benchmarks/records.md),
+policies by simulation in [studies](../research/studies.md).""",
+        OPERATION,
+    ),
+    Page(
+        "benchmarks/records.md",
+        "All records",
+        from_records("benchmarks/records.md", "benchmarks.page", "benchmarks/records")
+        + " What compares servers and policies is in [benchmarks](../docs/benchmarks.md).",
+        CHECKS,
+    ),
+)
 
 
 def main() -> None:
-    """Write the page."""
+    """Write the pages."""
     argument_parser(__doc__).parse_args()
-    PAGE.write_text(render())
+    for page in PAGES:
+        page.write()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ imports, directly or through another one, and those that benchmarks run: as `-m 
 commands.
 A record is older than that code if a commit after the record's last one, or a change that is not committed, is in a
 module. Profiles, pages and other files do not count, nor does it matter what changes: a comment makes a record older.
-Sections of docs/benchmarks.md whose script has no record are listed as not measured.
+Sections of the pages whose script has no record are listed as not measured.
 """
 
 import ast
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from benchmarks.page import SECTIONS
+from benchmarks.page import PAGES
 from benchmarks.support.harness import MODULES, ROOT, argument_parser
 
-_FOLDER = Path("benchmarks")
+_FOLDERS = (Path("benchmarks"), Path("research"))
 _SERVERS = {"serving": MODULES["serve-model"]}  # functions of the harness that run a command that they do not name
 
 
@@ -43,17 +43,19 @@ class Age:
 
 def ages(root: Path) -> list[Age]:
     """The ages of all records of a repository, those with the most later commits first."""
-    records = sorted((root / _FOLDER / "records").glob("*.json"))
-    return sorted((age(root, path.stem) for path in records), key=lambda one: (-one.commits, -one.uncommitted))
+    records = [(folder, path.stem) for folder in _FOLDERS for path in (root / folder / "records").glob("*.json")]
+    return sorted(
+        (age(root, folder, name) for folder, name in sorted(records)), key=lambda one: (-one.commits, -one.uncommitted)
+    )
 
 
-def age(root: Path, record: str) -> Age:
-    """The age of one record."""
-    path = _FOLDER / "records" / f"{record}.json"
+def age(root: Path, folder: Path, record: str) -> Age:
+    """The age of one record of a folder."""
+    path = folder / "records" / f"{record}.json"
     made = _git(root, "log", "-1", "--format=%h %cs", "--", str(path))
     if not made or _git(root, "status", "--porcelain", "--", str(path)):
         return Age(record, "", 0, "", 0)
-    files = sorted(map(str, code_of(root, _FOLDER / f"{record}.py")))
+    files = sorted(map(str, code_of(root, folder / f"{record}.py")))
     since = f"{made.split()[0]}..HEAD"
     later = _git(root, "log", "--format=%h %cs", since, "--", *files).splitlines()
     changed = _git(root, "status", "--porcelain", "--", *files).splitlines()
@@ -79,7 +81,7 @@ def _named(path: Path) -> frozenset[str]:
 
 def _names(path: Path) -> Iterator[str]:
     # the harness names every command, and a script runs those that it names too
-    runs = _FOLDER.name in path.parts and path.name != "harness.py"
+    runs = any(folder.name in path.parts for folder in _FOLDERS) and path.name != "harness.py"
     for node in ast.walk(ast.parse(path.read_text())):
         match node:
             case ast.Import(names=names):
@@ -114,7 +116,9 @@ def main() -> None:
     found = ages(ROOT)
     for one in found:
         print(f"{one.record:24s} {_described(one)}")
-    for script in sorted({section.script for section in SECTIONS} - {one.record for one in found}):
+    for script in sorted(
+        {section.script for page in PAGES for section in page.sections} - {one.record for one in found}
+    ):
         print(f"{script:24s} not measured")
 
 

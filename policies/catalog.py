@@ -22,7 +22,7 @@ from policies.rules.max_under_deadline import MAX_UNDER_DEADLINE
 from policies.rules.maximum_wait import MaximumWait
 from policies.rules.multi_bin import MULTI_BIN, Bins
 from policies.rules.per_kind import PerKind
-from policies.rules.rate_matching import RATE_MATCHING, RATE_MATCHING_LITERAL
+from policies.rules.rate_matching import RATE_MATCHING
 from policies.rules.rule import BinnedPolicy, Rule, SizeSolver, SolvedPolicy
 from policies.rules.smdp_bins import SMDP_BINS
 from policies.rules.solved_table import AUTO, FILE, SMDP
@@ -50,7 +50,6 @@ CATALOG: Mapping[str, Rule] = {
         STATIC,
         TIMEOUT,
         RATE_MATCHING,
-        RATE_MATCHING_LITERAL,
         MAX_UNDER_DEADLINE,
         SMDP,
         LAZY,
@@ -235,7 +234,7 @@ def _chosen(spec: Spec, profile: Profile, built: Policy | SolvedPolicy | BinnedP
         parameters=_parameters(spec),
         profile=profile,
         policy=_bounded(policy, profile, spec.number("max_wait_ms") / 1e3),
-        monitor=ForgettingMonitor(rate_time_constant(profile)) if rule.monitor is None else rule.monitor(),
+        monitor=ForgettingMonitor(rate_time_constant(profile)),
         slo=slo,
         promised=slo,
         table=table,

@@ -457,7 +457,7 @@ def _print_plan(fields: dict[str, Any]) -> None:
         print(f"With {beyond['devices']} or more the cost is at least {beyond['least_cost']:.6g} {unit}.")
     if fields["spare"]:
         print(f"Without {fields['spare']} of the {fields['devices']} devices the bound is kept, too.")
-    print("The plan covers devices only. HTTP needs CPUs in addition: docs/running-in-production.md, More processes.\n")
+    print("The plan covers devices only. HTTP needs CPUs in addition: docs/operation.md, More processes.\n")
     table = Table("simulated, sent", "mean ms", "±", "p95 ms", "±", "W", box=None)
     for routing, summary in fields["simulated"].items():
         pairs = ((summary[f"{key}_ms"], summary["standard_error_ms"][key] or inf) for key in ("mean", "p95"))

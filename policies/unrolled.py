@@ -4,7 +4,7 @@ Algorithm 1 sums NodeLatency(n) over the nodes n of a graph: once if n is static
 dec_timesteps times in the decoder. Here each static node is a stage, and so is each time step of neighbouring encoder
 or decoder nodes; the sum is then `Profile.span`. A request completes after the number of steps of its own output, which
 is not known beforehand. A policy therefore assumes a number of stages (`LazyBatching.predicted`), from the
-dec_timesteps of section IV-C. The server runs no such graphs; `benchmarks/lazy.py` simulates the paper's.
+dec_timesteps of section IV-C. The server runs no such graphs; `research/lazy.py` simulates the paper's.
 
     symbol          name
     NodeLatency(n)  Node.times[b - 1], s

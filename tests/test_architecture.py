@@ -94,10 +94,16 @@ def test_transport_imports_only_tracing_and_errors_of_the_server() -> None:
         assert all(name.startswith(allowed) for name in outside), path
 
 
-@pytest.mark.parametrize("package", ["policies", "loadgen", "benchmarks"])
+@pytest.mark.parametrize("package", ["policies", "loadgen", "benchmarks", "research"])
 def test_only_the_profiler_and_deploy_import_the_configuration(package: str) -> None:
     for path in _modules(package):
         assert "config" not in _imported_layers(path), path
+
+
+def test_nothing_imports_research() -> None:
+    for package in (*PACKAGES, "benchmarks"):
+        for path in _modules(package):
+            assert not any(name.split(".")[0] == "research" for name in _imported(path)), path
 
 
 def test_no_module_imports_a_command_line() -> None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / "benchmarks" / "records"
+_RESEARCH = ROOT / "research"
 FIGURES = ROOT / "docs" / "figures"
 TRACE = ROOT.parent / "shared" / "data" / "azure-llm-2023-conv.csv"  # Azure/AzurePublicDataset
 _PORTS = (10_000, 32_768)  # below those of outgoing connections, by Linux's default
@@ -322,21 +323,26 @@ def small_jpeg() -> bytes:
 # Records, tables, figures
 
 
+def record_file(file: str) -> Path:
+    """Where the file of a record is: in the records of research/ if its script is there, else of benchmarks/."""
+    script = _RESEARCH / Path(file).with_suffix(".py")
+    return (_RESEARCH / "records" if script.is_file() else RECORDS) / file
+
+
 def load_record(name: str) -> Any:
     """A record made before; an empty dictionary where there is none."""
-    path = RECORDS / f"{name}.json"
+    path = record_file(f"{name}.json")
     return json.loads(path.read_text()) if path.is_file() else {}
 
 
 def save_record(name: str, record: Any) -> None:
-    """Write a record as benchmarks/records/NAME.json."""
-    RECORDS.mkdir(exist_ok=True)
-    (RECORDS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    """Write a record as NAME.json."""
+    record_file(f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
 def save_table(name: str, title: str, text: str) -> None:
-    """Print a record's table, and write it as benchmarks/records/NAME.md."""
-    (RECORDS / f"{name}.md").write_text(f"# {title}\n\n{text}")
+    """Print a record's table, and write it as NAME.md."""
+    record_file(f"{name}.md").write_text(f"# {title}\n\n{text}")
     print(text)
 
 

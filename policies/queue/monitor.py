@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import exp, expm1, floor
+from math import exp, expm1
 from typing import Protocol
 
 from policies.types import Kind
@@ -99,45 +99,6 @@ class ForgettingMonitor:
             counts.long = before._mean(known, known.last) / self._mean(counts, counts.last)
             monitor._counts[kind] = counts
         return monitor
-
-
-class TumblingMonitor:
-    """Counts arrivals in tumbling windows, as BatchMonitor's Algorithm 1 does; no estimate during the first window."""
-
-    def __init__(self, window: float = 1.0) -> None:
-        """Set the window length, s; windows end at multiples of it on the clock."""
-        self._window = window
-        self._counts: dict[Kind, tuple[int, int, int]] = {}  # (window, its arrivals, arrivals in the one before)
-        self._first: int | None = None
-
-    def arrive(self, kind: Kind, at: float) -> None:
-        """Count the arrival in the window that contains `at`."""
-        index = floor(at / self._window)
-        self._first = index if self._first is None else self._first
-        if kind not in self._counts and len(self._counts) >= _MAX_KINDS:
-            del self._counts[min(self._counts, key=lambda known: self._counts[known][0])]
-        current, count, before = self._counts.get(kind, (index, 0, 0))
-        if index > current:
-            current, count, before = index, 0, count if index == current + 1 else 0
-        self._counts[kind] = (current, count + 1, before)
-
-    def rates(self, now: float) -> Mapping[Kind, float]:
-        """Return the arrivals in the last complete window over its length, 1/s; empty during the first window."""
-        index = floor(now / self._window)
-        if self._first is None or index == self._first:
-            return {}
-        return {kind: self._last_complete(entry, index) / self._window for kind, entry in self._counts.items()}
-
-    def mean_rates(self, now: float) -> Mapping[Kind, float]:
-        """Return no rates: Algorithm 1 has no long-run mean."""
-        return {}
-
-    @staticmethod
-    def _last_complete(entry: tuple[int, int, int], index: int) -> int:
-        current, count, before = entry
-        if index == current:
-            return before
-        return count if index == current + 1 else 0
 
 
 class PerModelMonitor:

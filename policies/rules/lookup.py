@@ -14,7 +14,7 @@ the device is slower by c, the `slowdown` of the state. Its service times are th
 In units of time that are c times as long, these are its own l(b), at the rate c lambda and with w2 / c^2. So the row
 of c lambda is used, of the table for w2 / c^2, or for the least factor of w2 that was solved. Where it launches, all
 that wait are launched: a table may launch fewer at low load, since the rest can follow at once on a device of its own.
-`benchmarks/co_located.py` measures the gain. Tables that were solved for a bound, and those of files, are used at the
+`research/co_located.py` measures the gain. Tables that were solved for a bound, and those of files, are used at the
 model's own rate.
 """
 

@@ -16,7 +16,7 @@ class PerKind:
     - Of different models, the one with the largest n b W / l(b) is first, for n waiting requests, a batch of b and the
       waiting time W of its oldest request. n b / l(b) is the weight of MaxWeight, the product of queue and service rate
       (Tassiulas and Ephremides, IEEE Trans. Automatic Control 37(12), 1992). W, as in policies that weigh the delay,
-      keeps rare requests from waiting for many batches of busier models. `benchmarks/co_located.py` measures the gain.
+      keeps rare requests from waiting for many batches of busier models. `research/co_located.py` measures the gain.
     - Of one model's kinds, its bins, the batch that was formed first is first. The same holds for all models if one has
       an objective, since the weight delays short queues, and while requests are between stages, which a queue of
       another model that grows longer would otherwise suspend.

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from policies.profile import Profile
-from policies.queue.monitor import Monitor
 from policies.smdp.table import PolicyTable
 from policies.spec import Spec
 from policies.types import Policy
@@ -59,7 +58,6 @@ class Rule:
         defaults: values of the keys that the description names and the spec leaves open.
         needs_stages: whether it decides between stages, so that the model has to be split into stages.
         per_bin: whether it can decide within a bin of multi-bin.
-        monitor: makes the monitor of the arrival rate; None: a ForgettingMonitor with the device's time constant.
         check: checks a spec without building the policy, if that takes long.
     """
 
@@ -72,7 +70,6 @@ class Rule:
     defaults: Mapping[str, str] = field(default_factory=dict)
     needs_stages: bool = False
     per_bin: bool = True
-    monitor: Callable[[], Monitor] | None = None
     check: Callable[[Spec], object] | None = None
 
     def describe(self, parameters: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Lengths from service times, and estimators of the service time of a request alone.
 
 Multi-Bin Batching needs the prediction to assign a bin (Algorithm 1, line 2). The server knows the length of a padded
-input at arrival (`Profile.time_alone`). For `benchmarks/predicted_bins.py`, `Online` and `Learned` predict the number
+input at arrival (`Profile.time_alone`). For `research/predicted_bins.py`, `Online` and `Learned` predict the number
 of generated tokens from past requests: by the length of the prompt, or by its tokens with the L1 loss of appendix C.1.
 """
 

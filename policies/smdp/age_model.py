@@ -1,6 +1,6 @@
 """The batching SMDP with the age of the oldest request in the state: when to launch, for a share of the response times.
 
-Source: this project's own derivation; docs/paper.md, section "Beyond the papers". Symbols as in model.py, and
+Source: this project's own derivation; research/papers.md, section "Beyond the papers". Symbols as in model.py, and
 
 | symbol   | name here   | meaning, unit                                                                      |
 |----------|-------------|------------------------------------------------------------------------------------|

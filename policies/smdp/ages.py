@@ -1,6 +1,6 @@
 """The policy of least power that keeps percentiles of the response time: a table of maximum ages.
 
-Source: this project's own derivation; docs/paper.md, section "Beyond the papers". The model is age_model.py.
+Source: this project's own derivation; research/papers.md, section "Beyond the papers". The model is age_model.py.
 
 **Prices.** With a price mu_i >= 0 of a late request for each limit t_i, and a holding cost h of a request in the system
 per second for a bound on the mean, policy iteration gives the launch region of least cost

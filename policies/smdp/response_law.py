@@ -1,6 +1,6 @@
 """The distribution of the response time under a table of batch sizes, without simulation, for deterministic services.
 
-Source: this project's own derivation; docs/paper.md, section "Beyond the papers". Symbols as in model.py.
+Source: this project's own derivation; research/papers.md, section "Beyond the papers". Symbols as in model.py.
 
 A request is at place j of n waiting at a decision, and R(n, j) is its remaining time. With a = pi(n),
 

@@ -36,7 +36,7 @@ def run(result: SettingsResult, profiles: ProfileSource, started: float) -> int:
     if settings.gateways is not None:
         _log.warning(
             "--gateways %s has no effect: one process serves HTTP; leave it out, and for more run several servers "
-            "behind a load balancer: docs/running-in-production.md",
+            "behind a load balancer: docs/operation.md",
             settings.gateways,
         )
     reserved = bind_grpc(settings) or nullcontext()

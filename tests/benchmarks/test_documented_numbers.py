@@ -6,7 +6,6 @@ from dataclasses import replace
 from itertools import product, takewhile
 from typing import Any
 
-from benchmarks.batchmonitor import PRINTED_MS
 from benchmarks.closed_loop import NEW, OLD, model_costs
 from benchmarks.gpu.page import calls, predicted_cells, summary
 from benchmarks.gpu.records import read_records
@@ -15,6 +14,7 @@ from benchmarks.support.peer_tables import BARE, BODIES, CONNECTIONS, MOSEC, tab
 from policies.profile import load_profile
 from policies.smdp.model import Problem
 from policies.smdp.solver import evaluate, solve
+from research.batchmonitor import PRINTED_MS
 
 LOADS = (0.3, 0.6)
 
@@ -83,7 +83,7 @@ def test_the_table_of_batchmonitor_is_that_of_the_record() -> None:
         "solved with w2 = 0.5, against rate matching": against(("smdp, w2 = 0.5", "rate matching")),
         "Algorithm 1 as printed, against rate matching": against(("rate matching, literal", "rate matching")),
     }
-    text = page("docs/comparing-policies.md")
+    text = page("research/batchmonitor.md")
     for name, cells_of_row in rows.items():
         assert f"| {name} | {cells_of_row} |" in text
     live = found["ResNet-50, live"]["rate matching"]["mean_ms"] / matching[0]["mean_ms"] - 1.0
@@ -91,7 +91,7 @@ def test_the_table_of_batchmonitor_is_that_of_the_record() -> None:
 
 
 def test_the_gain_of_catch_up_is_that_of_the_record() -> None:
-    text, grid = page("docs/stage-by-stage.md"), record("lazy")["grid"]
+    text, grid = page("research/lazy-batching.md"), record("lazy")["grid"]
     for ratio, loads in product((0.01, 0.1, 0.3, 1, 2), ((0.05, 0.2), (0.5,), (0.7, 0.9))):
         mine = [
             round(cell["catch_up_percent"])
@@ -107,7 +107,7 @@ def test_the_gain_of_catch_up_is_that_of_the_record() -> None:
 
 
 def test_the_differences_from_lazybatching_are_those_of_the_record() -> None:
-    text, found = page("docs/stage-by-stage.md"), record("lazy")
+    text, found = page("research/lazy-batching.md"), record("lazy")
     lazy, window = (found["paper"]["cells"][name] for name in ("lazy", "GraphB(5)"))
     p99, mean = (
         f"{lazy['by_rate'][rate][key][1]:.1f} ({window['by_rate'][rate][key][1]:.1f})"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import records_age
-from benchmarks.page import Section
+from benchmarks.page import Page, Section
 from benchmarks.records_age import Age, age, ages, code_of
 from benchmarks.support.harness import ROOT
 
@@ -83,12 +83,12 @@ def test_a_commit_to_a_module_makes_the_records_that_use_it_older(repository: Re
 def test_a_new_record_is_as_old_as_its_code_again(repository: Repository) -> None:
     repository.change("policies/types.py")
     repository.change("benchmarks/records/speed.json")
-    assert age(repository.root, "speed").commits == 0
+    assert age(repository.root, Path("benchmarks"), "speed").commits == 0
 
 
 def test_a_record_that_is_not_committed_as_it_is_has_no_age(repository: Repository) -> None:
     (repository.root / "benchmarks/records/speed.json").write_text("[]\n")
-    assert age(repository.root, "speed") == Age("speed", "", 0, "", 0)
+    assert age(repository.root, Path("benchmarks"), "speed") == Age("speed", "", 0, "", 0)
 
 
 def test_a_module_that_is_not_committed_as_it_is_makes_the_records_that_use_it_older(repository: Repository) -> None:
@@ -106,7 +106,8 @@ def test_sections_of_the_page_without_a_record_are_listed(
     repository.change("policies/types.py")
     (repository.root / "policies/types.py").write_text("# changed\n")
     monkeypatch.setattr(records_age, "ROOT", repository.root)
-    monkeypatch.setattr(records_age, "SECTIONS", [Section("Speed", "speed", ""), Section("Soak", "soak", "")])
+    sections = [Section("Speed", "speed", ""), Section("Soak", "soak", "")]
+    monkeypatch.setattr(records_age, "PAGES", [Page("", "", "", sections)])
     monkeypatch.setattr("sys.argv", ["records_age"])
     records_age.main()
     speed, power, soak = capsys.readouterr().out.splitlines()

@@ -1,4 +1,4 @@
-"""When the alerts of objectives and load fire, by promtool: as the table in docs/running-in-production.md says."""
+"""When the alerts of objectives and load fire, by promtool: as the table in docs/runbook.md says."""
 
 import re
 import shutil
@@ -14,7 +14,7 @@ import yaml
 
 from deploy.expressions import DEPLOY, RULES
 
-PAGE = DEPLOY.parent / "docs" / "running-in-production.md"
+PAGE = DEPLOY.parent / "docs" / "runbook.md"
 STEP, PER_STEP = 30, 1200  # s of a step of the test, and requests in it
 NEVER = "never"
 BEFORE = {"late": 190, "load": 15}  # minutes with 2 % late and a load of 0.5: more than the longest window

@@ -8,7 +8,7 @@ import pytest
 from policies.catalog import choose, combine, ignored_keys, in_stages, solved, solved_again
 from policies.profile import Profile, load_profile
 from policies.queue.batcher import Batcher
-from policies.queue.monitor import ForgettingMonitor, TumblingMonitor
+from policies.queue.monitor import NoMonitor
 from policies.rules.co_located import CoLocated
 from policies.rules.control_limit import ControlLimit, static
 from policies.rules.lookup import Lookup
@@ -162,12 +162,6 @@ def test_keys_that_neither_a_policy_nor_the_one_within_its_bins_takes_are_ignore
     assert ignored_keys(spec, {"w2", "slo_p95_ms"}) == ignored
 
 
-def test_the_literal_algorithm_has_a_tumbling_monitor_and_the_others_a_forgetting_one() -> None:
-    assert isinstance(choose("rate-matching-literal", P4).monitor, TumblingMonitor)
-    for spec in ("greedy", "smdp", "rate-matching"):
-        assert isinstance(choose(spec, P4).monitor, ForgettingMonitor)
-
-
 def test_auto_and_smdp_are_tables_over_49_loads() -> None:
     chosen = choose("auto", P4)
     assert chosen.table is not None
@@ -254,7 +248,7 @@ def test_a_policy_of_the_queue_length_alone_has_a_table(spec: str, table: tuple[
 @pytest.mark.parametrize(
     "spec",
     [
-        *("timeout:5", "max-under-deadline:slo_ms=9", "rate-matching-literal", "static:2"),
+        *("timeout:5", "max-under-deadline:slo_ms=9", "static:2"),
         *("lazy:slo_ms=50", "catch-up:slo_ms=50"),
     ],
 )
@@ -273,11 +267,11 @@ def test_a_solved_table_acts_by_its_row_nearest_in_rate() -> None:
 
 
 def test_models_of_one_device_keep_their_own_policies_and_monitors() -> None:
-    policy, monitor = combine({"a": choose("greedy", P4), "b": choose("rate-matching-literal", P4)})
+    policy, monitor = combine({"a": choose("greedy", P4), "b": replace(choose("static:4", P4), monitor=NoMonitor())})
     assert isinstance(policy, PerKind)
     monitor.arrive(Kind("a"), 0.5)
     monitor.arrive(Kind("b"), 0.5)
-    assert set(monitor.rates(0.6)) == {Kind("a")}, "the tumbling monitor has no complete second yet"
+    assert set(monitor.rates(0.6)) == {Kind("a")}
 
 
 def test_models_by_stages_share_one_policy_and_the_others_keep_their_own() -> None:

@@ -3,7 +3,7 @@ from math import exp
 import numpy as np
 import pytest
 
-from policies.queue.monitor import ForgettingMonitor, NoMonitor, PerModelMonitor, TumblingMonitor, inherit_rates
+from policies.queue.monitor import ForgettingMonitor, NoMonitor, PerModelMonitor, inherit_rates
 from policies.types import Kind
 
 A, B = Kind("a"), Kind("b")
@@ -101,10 +101,9 @@ def test_a_new_monitor_inherits_the_rates_and_has_its_own_time_constants() -> No
 
 
 def test_a_monitor_of_another_type_starts_without_rates() -> None:
-    before, wanted = ForgettingMonitor(1.0), TumblingMonitor()
+    before, wanted = ForgettingMonitor(1.0), NoMonitor()
     before.arrive(A, 0.5)
     assert inherit_rates(before, wanted) is wanted
-    assert inherit_rates(wanted, TumblingMonitor()) is wanted
     assert inherit_rates(wanted, before) is before
 
 
@@ -118,33 +117,16 @@ def test_kinds_are_measured_separately() -> None:
     assert rates[A] / rates[B] == pytest.approx(3.0, rel=0.05)
 
 
-def test_tumbling_counts_are_of_the_last_whole_second_and_none_in_the_first() -> None:
-    monitor = TumblingMonitor()
-    for at in (5.2, 5.4, 5.6, 6.1):
-        monitor.arrive(A, at)
-    assert monitor.rates(5.9) == {}
-    assert monitor.rates(6.0) == {A: 3.0}
-    assert monitor.rates(6.99) == {A: 3.0}
-    assert monitor.rates(7.0) == {A: 1.0}
-    assert monitor.rates(8.0) == {A: 0.0}
-    monitor.arrive(A, 10.5)
-    assert monitor.rates(10.6) == {A: 0.0}
-    assert monitor.rates(11.0) == {A: 1.0}
-
-
 def test_each_model_has_the_monitor_of_its_policy() -> None:
-    monitor = PerModelMonitor({"a": TumblingMonitor(), "b": NoMonitor()})
-    monitor.arrive(A, 0.5)
-    monitor.arrive(B, 0.5)
-    assert monitor.rates(1.5) == {A: 1.0}
-    assert monitor.mean_rates(1.5) == {}, "neither measures one"
     monitor = PerModelMonitor({"a": ForgettingMonitor(1.0), "b": NoMonitor()})
     monitor.arrive(A, 0.5)
+    monitor.arrive(B, 0.5)
+    assert set(monitor.rates(1.5)) == {A}
     assert set(monitor.mean_rates(1.5)) == {A}
 
 
-@pytest.mark.parametrize("monitor", [ForgettingMonitor(1.0), TumblingMonitor()])
-def test_the_number_of_kinds_measured_at_once_is_bounded(monitor: ForgettingMonitor | TumblingMonitor) -> None:
+def test_the_number_of_kinds_measured_at_once_is_bounded() -> None:
+    monitor = ForgettingMonitor(1.0)
     for index in range(1000):
         monitor.arrive(Kind("m", 0, str(index)), index * 0.01)
         monitor.arrive(Kind("m", 0, "frequent"), index * 0.01)

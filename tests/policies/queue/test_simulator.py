@@ -6,10 +6,9 @@ import pytest
 from policies.profile import load_profile
 from policies.queue.arrivals import poisson
 from policies.queue.batcher import Batcher
-from policies.queue.monitor import NoMonitor, TumblingMonitor
+from policies.queue.monitor import NoMonitor
 from policies.queue.simulator import Service, run, simulate
 from policies.rules.control_limit import ControlLimit, greedy, serial, static
-from policies.rules.rate_matching import RateMatchingLiteral
 from policies.types import Kind, Launch, Request
 
 M = Kind("m")
@@ -96,12 +95,6 @@ def test_the_result_of_a_run() -> None:
 def test_a_profile_without_energies_has_no_power() -> None:
     result = run(batcher(greedy(4)), arrived(0.0), lambda _: 1.0, lambda _: None)
     assert result.mean_power is None
-
-
-def test_a_request_left_by_the_literal_algorithm_is_drained() -> None:
-    queue = Batcher(RateMatchingLiteral((1.0, 1.5)), {"m": 2}, TumblingMonitor())
-    served = list(simulate(queue, arrived(0.1, 1.5), lambda _: 0.1))
-    assert [[r.id for r in s.launch.requests] for s in served] == [[0], [1]]
 
 
 def test_an_expired_request_is_not_served() -> None:

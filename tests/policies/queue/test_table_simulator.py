@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.paper.runs import TABLE_I
 from policies.catalog import solved
 from policies.profile import Profile, load_profile
 from policies.queue.arrivals import Instants, poisson
@@ -25,6 +24,7 @@ from policies.smdp.model import Problem
 from policies.smdp.solver import evaluate, solve
 from policies.smdp.trial import Trial
 from policies.types import Kind, MaxAges, Mix, Policy, Request
+from research.papers.runs import TABLE_I
 
 P4 = load_profile("googlenet-tesla-p4")
 STATIC_8 = (0,) * 8 + (8,)

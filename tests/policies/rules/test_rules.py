@@ -14,7 +14,7 @@ from policies.rules.lookup import ActionRow, lookup, weighted
 from policies.rules.max_under_deadline import MaxUnderDeadline
 from policies.rules.maximum_wait import MaximumWait
 from policies.rules.per_kind import PerKind, slowdowns
-from policies.rules.rate_matching import RateMatching, RateMatchingLiteral
+from policies.rules.rate_matching import RateMatching
 from policies.types import Kind, Launch, Mix, Policy, Request, State, Wait
 from tests.support.states import state, waiting
 
@@ -56,13 +56,6 @@ def launched(policy: Policy, at: State) -> tuple[int, str] | Wait:
         (RateMatching(L), state(1.0, 0.8, 0.9, 0.9, rate=120.0), (3, "policy")),
         (RateMatching(L), state(1.0, 0.9, 0.9, 0.9, rate=1e6), Wait(1.0 + 3e-6)),
         (RateMatching(L), state(1.0, 0.9), (1, "policy")),
-        # Algorithm 1: 1 before the first count; then at least 2, strictly, and exactly that many
-        (RateMatchingLiteral(L), state(5.25, 5.2), (1, "policy")),
-        (RateMatchingLiteral(L), state(5.25, 5.2, rate=1.0), Wait(inf)),  # no later count allows fewer
-        (RateMatchingLiteral(L), state(6.0, 5.2, rate=2 / 0.014), Wait(7.0)),
-        (RateMatchingLiteral(L), state(5.25, 5.1, 5.2, 5.2, rate=1.0), (2, "policy")),
-        (RateMatchingLiteral(L), state(5.25, 5.1, 5.2, rate=2 / 0.014), Wait(6.0)),
-        (RateMatchingLiteral(L), state(5.25, 5.1, 5.1, 5.2, 5.2, 5.2, rate=1e6), (4, "full")),
         # launch when full, or at the last instant at which the oldest can be on time
         (MaxUnderDeadline(L), state(1.0, 1.0, slo=0.1), Wait(1.1 - 0.010)),
         (MaxUnderDeadline(L), state(1.1 - 0.010, 1.0, slo=0.1), (1, "slo")),
