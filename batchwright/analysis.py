@@ -7,7 +7,7 @@ from math import inf
 from threadpoolctl import threadpool_limits
 
 from loadgen.simulated import simulate_policy
-from policies.catalog import Chosen, choose, in_stages, rate_time_constant, solved
+from policies.catalog import ModelPolicy, choose, in_stages, rate_time_constant, solved
 from policies.profile import Profile
 from policies.queue.monitor import ForgettingMonitor
 from policies.results import PolicyResult, SimulationResult, evaluate_with, solve_with
@@ -164,7 +164,7 @@ def _problem(
     return replace(problem, arrival_rate=rate_of(build_model(problem).capacity, arrival_rate, load))
 
 
-def _chosen(policy: str | Policy | PolicyResult, profile: Profile) -> Chosen:
+def _chosen(policy: str | Policy | PolicyResult, profile: Profile) -> ModelPolicy:
     if isinstance(policy, str):
         return choose(policy, in_stages(policy, profile), max_wait=inf)
     if isinstance(policy, PolicyResult):
@@ -172,7 +172,7 @@ def _chosen(policy: str | Policy | PolicyResult, profile: Profile) -> Chosen:
     if not hasattr(policy, "decide"):
         raise SpecError(f"policy {policy!r} is neither a spec nor a result, and has no method decide(state)")
     name = type(policy).__name__
-    return Chosen(name, name, {}, profile, policy, ForgettingMonitor(rate_time_constant(profile)))
+    return ModelPolicy(name, name, {}, profile, policy, ForgettingMonitor(rate_time_constant(profile)))
 
 
 def _one_thread() -> threadpool_limits:

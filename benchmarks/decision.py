@@ -7,7 +7,7 @@ from benchmarks.support.harness import argument_parser, save_record
 from policies.catalog import choose
 from policies.profile import load_profile
 from policies.queue.batcher import Batcher
-from policies.types import Kind, Launch, Request
+from policies.types import BatchKey, Launch, Request
 
 SPECS = ("greedy", "static:8", "timeout:20", "rate-matching", "max-under-deadline:slo_ms=100", "smdp:w2=1.6")
 
@@ -21,7 +21,7 @@ def microseconds(spec: str, rounds: int = 2000) -> float:
     for _ in range(rounds):
         while batcher.queue_length < 1000:
             now += 0.0005
-            batcher.arrive(Request(ids, now, Kind("m"), deadline=now + chosen.slo))
+            batcher.arrive(Request(ids, now, BatchKey("m"), deadline=now + chosen.slo))
             ids += 1
         start = perf_counter()
         action = batcher.decide(now)

@@ -9,7 +9,7 @@ import numpy as np
 
 from loadgen.report import OK, Record
 from loadgen.sizes import RequestSizes
-from policies.catalog import Chosen, choose, combine, in_stages
+from policies.catalog import ModelPolicy, choose, combine, in_stages
 from policies.profile import Profile
 from policies.queue import simulator
 from policies.queue.arrivals import Instants
@@ -18,7 +18,7 @@ from policies.queue.fleet import run_fleet, shortest_expected_delay
 from policies.queue.simulator import Router, Run, Service, Station, serve
 from policies.queue.table_simulator import ServiceModel, simulate_ages, simulate_table
 from policies.rules.multi_bin import mispredicted
-from policies.types import Kind, Launch, Request, SpecError
+from policies.types import BatchKey, Launch, Request, SpecError
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Simulation:
         ]
         return stations, requests, shortest_expected_delay(stations, [{self.model: each.profile} for each in chosen])
 
-    def _chosen_by_each(self) -> list[Chosen]:
+    def _chosen_by_each(self) -> list[ModelPolicy]:
         """Policy of each device: solved once per profile, with a separate monitor per device."""
         if self.others and self.sizes is not None:
             raise SpecError("requests of different sizes are simulated on one device: leave --sizes out, or name one")
@@ -97,7 +97,7 @@ class Simulation:
             )
         return [replace(known[profile], monitor=deepcopy(known[profile].monitor)) for profile in profiles]
 
-    def _chosen(self, profile: Profile) -> Chosen:
+    def _chosen(self, profile: Profile) -> ModelPolicy:
         if self.sizes is None:
             return _without_sizes(choose(self.spec, in_stages(self.spec, profile, self.stages)))
         if not profile.varies_by_length:
@@ -112,14 +112,14 @@ class Simulation:
         return chosen if chosen.bins is None else chosen.with_sizes(alone)
 
 
-def _without_sizes(chosen: Chosen) -> Chosen:
+def _without_sizes(chosen: ModelPolicy) -> ModelPolicy:
     if chosen.solve_for is not None:
         raise SpecError(f"policy {chosen.spec!r} is solved for the sizes of requests; simulate it with --sizes")
     return chosen
 
 
 def simulate_policy(
-    chosen: Chosen, instants: Instants, model: str = "", service_time: Callable[[int], float] | None = None
+    chosen: ModelPolicy, instants: Instants, model: str = "", service_time: Callable[[int], float] | None = None
 ) -> Run:
     """Simulate one request per arrival instant under a chosen policy.
 
@@ -206,13 +206,13 @@ def _last_stage(launch: Launch, first: int) -> int:
     return max(r.stages for r in launch.requests) if launch.stages is None else first + launch.stages
 
 
-def _requests(chosen: Chosen, instants: Instants, model: str) -> list[Request]:
-    kind, profile = Kind(model), chosen.profile
+def _requests(chosen: ModelPolicy, instants: Instants, model: str) -> list[Request]:
+    kind, profile = BatchKey(model), chosen.profile
     alone, stages, slo = profile.service_time(1), profile.stages, chosen.slo
     return [Request(i, t, kind, t + slo, size=alone, stages=stages) for i, t in enumerate(instants.tolist())]
 
 
-def _requests_of_sizes(chosen: Chosen, instants: Instants, model: str, sizes: RequestSizes) -> list[Request]:
+def _requests_of_sizes(chosen: ModelPolicy, instants: Instants, model: str, sizes: RequestSizes) -> list[Request]:
     """Requests with their lengths as payload; the bin follows from the service time."""
     rng = np.random.default_rng([sizes.seed, 3])
     requests = []
@@ -225,7 +225,7 @@ def _requests_of_sizes(chosen: Chosen, instants: Instants, model: str, sizes: Re
     return requests
 
 
-def _batcher(chosen: Chosen, model: str) -> Batcher:
+def _batcher(chosen: ModelPolicy, model: str) -> Batcher:
     policy, monitor = combine({model: chosen}) if chosen.bins is not None else (chosen.policy, chosen.monitor)
     profile = chosen.profile
     return Batcher(policy, {model: profile.max_batch_size}, monitor, {model: profile.max_batch_tokens})

@@ -34,7 +34,7 @@ from policies.smdp.solver import solve
 from policies.smdp.table import PolicyTable, table_of
 from policies.solving import table_policy
 from policies.spec import Spec, is_file, split_name
-from policies.types import Kind, MaxAges, Mix, Policy, SpecError
+from policies.types import BatchKey, MaxAges, Mix, Policy, SpecError
 
 MAX_WAIT = 1.0  # s
 _MIN_SIZES = 256  # learned before bins are decided together
@@ -63,7 +63,7 @@ CATALOG: Mapping[str, Rule] = {
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ModelPolicy:
     """The policy that a spec names, for one model on one device.
 
     Attributes:
@@ -119,19 +119,19 @@ class Chosen:
         """The objective that late answers are counted by, s: that of the spec, else the promised one; inf if none."""
         return self.slo if self.slo < inf else self.promised
 
-    def kind(self, model: str, size: float, shape: str = "") -> Kind:
+    def kind(self, model: str, size: float, shape: str = "") -> BatchKey:
         """The kind of a request, by its predicted service time alone, s, and the shape of its inputs."""
         if self.bins is None:
-            return Kind(model, 0, shape)
+            return BatchKey(model, 0, shape)
         return self.bins.kind(model, size)._replace(shape=shape)
 
-    def arriving(self, model: str, size: float, shape: str = "") -> Kind:
+    def arriving(self, model: str, size: float, shape: str = "") -> BatchKey:
         """Return the kind of an arriving request and record its size, s, in the bins."""
         if self.bins is not None:
             self.bins.learn(size)
         return self.kind(model, size, shape)
 
-    def with_sizes(self, sizes: Sequence[float]) -> "Chosen":
+    def with_sizes(self, sizes: Sequence[float]) -> "ModelPolicy":
         """Return the policy for requests of these sizes, s, with edges that stay.
 
         Raises:
@@ -153,7 +153,7 @@ class Chosen:
         before, now = (batch_time(each, edges, largest) for each in (self.solved_sizes, sizes))
         return sizes if abs(now - before) > _CHANGED * before else ()
 
-    def with_solved_sizes(self, sizes: Sequence[float]) -> "Chosen":
+    def with_solved_sizes(self, sizes: Sequence[float]) -> "ModelPolicy":
         """Return the policy solved for these sizes, s; the same one if it does not depend on them.
 
         Raises:
@@ -206,7 +206,7 @@ def parse_spec(text: str) -> Spec:
 
 def choose(
     text: str, profile: Profile, defaults: Mapping[str, str] | None = None, max_wait: float = MAX_WAIT
-) -> Chosen:
+) -> ModelPolicy:
     """Return the policy that a spec names, for a device with this profile.
 
     Args:
@@ -222,13 +222,13 @@ def choose(
     return _chosen(spec, profile, rule_of(spec.name).build(spec, profile))
 
 
-def _chosen(spec: Spec, profile: Profile, built: Policy | SolvedPolicy | BinnedPolicy) -> Chosen:
+def _chosen(spec: Spec, profile: Profile, built: Policy | SolvedPolicy | BinnedPolicy) -> ModelPolicy:
     rule = rule_of(spec.name)
     if isinstance(built, BinnedPolicy):
         return _binned(spec, rule, profile, built)
     policy, table = (built.policy, built.table) if isinstance(built, SolvedPolicy) else (built, None)
     slo = _objective(spec, table)
-    return Chosen(
+    return ModelPolicy(
         spec=spec.text,
         name=rule.name,
         parameters=_parameters(spec),
@@ -249,7 +249,7 @@ def _objective(spec: Spec, table: PolicyTable | None) -> float:
     return spec.number("slo_ms", spec.number("slo_p95_ms", solved_for)) / 1e3
 
 
-def _binned(spec: Spec, rule: Rule, profile: Profile, built: BinnedPolicy) -> Chosen:
+def _binned(spec: Spec, rule: Rule, profile: Profile, built: BinnedPolicy) -> ModelPolicy:
     """Choose the policy within a bin; its monitor is slower, because a bin has only a fraction of the arrivals."""
     _check_inner(spec, built)
     if built.solve is not None and spec.number("w2", 0.0) and profile.energies is None:
@@ -326,7 +326,7 @@ def check_spec(
         _chosen(spec, profile, built)
 
 
-def solved_again(chosen: Chosen, profile: Profile, factor: float = 1.0, margin: float = 0.0) -> Chosen:
+def solved_again(chosen: ModelPolicy, profile: Profile, factor: float = 1.0, margin: float = 0.0) -> ModelPolicy:
     """Return the policy of the same spec for another profile.
 
     The table of a policy file is kept. With a bound on a percentile, each load of a table of batch sizes keeps its
@@ -352,14 +352,14 @@ def solved_again(chosen: Chosen, profile: Profile, factor: float = 1.0, margin: 
     return _with_table(replace(chosen, profile=profile, monitor=monitor), table)
 
 
-def _with_margin(chosen: Chosen, profile: Profile, margin: float) -> Chosen:
+def _with_margin(chosen: ModelPolicy, profile: Profile, margin: float) -> ModelPolicy:
     spec = _with_defaults(parse_spec(chosen.spec), chosen.defaults, MAX_WAIT)
     inside = replace(spec, parameters={**spec.parameters, "slo_p95_ms": f"{1e3 * (chosen.slo - margin)}"})
     again = _chosen(inside, profile, rule_of(spec.name).build(inside, profile))
     return replace(again, parameters=chosen.parameters, slo=chosen.slo, promised=chosen.promised, margin=margin)
 
 
-def _with_table(chosen: Chosen, table: PolicyTable) -> Chosen:
+def _with_table(chosen: ModelPolicy, table: PolicyTable) -> ModelPolicy:
     policy = _bounded(table_policy(table, chosen.profile), chosen.profile, chosen.max_wait)
     return replace(chosen, policy=policy, table=table)
 
@@ -370,7 +370,7 @@ def _bounded(policy: Policy, profile: Profile, max_wait: float) -> Policy:
     return MaximumWait(policy, profile.max_batch_size, max_wait)
 
 
-def combine(chosen: Mapping[str, Chosen], by_shape: Collection[str] = ()) -> tuple[Policy, Monitor]:
+def combine(chosen: Mapping[str, ModelPolicy], by_shape: Collection[str] = ()) -> tuple[Policy, Monitor]:
     """Return one policy and one monitor for a device that serves these models.
 
     Models whose policies preempt between stages share one CoLocated policy. The requests of a model in `by_shape` are
@@ -436,10 +436,10 @@ def rate_time_constant(profile: Profile) -> float:
 
 def solved(
     batch_size: Sequence[int], profile: Profile, mix: Mix | None = None, max_ages: MaxAges | None = None
-) -> Chosen:
+) -> ModelPolicy:
     """Return the policy of one table, or a mix of two, at any rate and without a maximum wait."""
     policy = lookup([ActionRow(1.0, batch_size, mix, max_ages)], profile.max_batch_size)
-    return Chosen(SMDP.name, SMDP.name, {}, profile, policy, NoMonitor())
+    return ModelPolicy(SMDP.name, SMDP.name, {}, profile, policy, NoMonitor())
 
 
 def ignored_keys(text: str, keys: Collection[str]) -> set[str]:

@@ -17,7 +17,7 @@ from rich.progress import track
 from rich.table import Column, Table
 
 from loadgen import simulated
-from policies.catalog import Chosen, choose, in_stages, solved
+from policies.catalog import ModelPolicy, choose, in_stages, solved
 from policies.charts.plots import plot_policy, plot_table
 from policies.command import VersionFlag, check_files, complete_policies, complete_profiles, examples, run, writing
 from policies.planning import devices, prices
@@ -28,8 +28,8 @@ from policies.results import PolicyResult, SimulationResult, evaluate_with, solv
 from policies.sizing.size_distributions import LONGEST_REQUEST, SIZES_USAGE
 from policies.smdp.ages import AgeSolution
 from policies.smdp.bounds import FORMS, check_form
-from policies.smdp.choice import UnreachableError
 from policies.smdp.distributions import DISTRIBUTIONS_USAGE, distribution
+from policies.smdp.frontier import UnreachableError
 from policies.smdp.model import Problem, build_model, check_actions
 from policies.smdp.solver import Solution
 from policies.smdp.table import save_table, table_of
@@ -301,7 +301,7 @@ def _solve_load(options: SolveOptions, in_table: bool) -> _Result:
     return _Result(options, fields, solution, simulation)
 
 
-def _solved(solution: Solution | None, profile: Profile) -> Chosen:
+def _solved(solution: Solution | None, profile: Profile) -> ModelPolicy:
     assert solution is not None  # without a spec there is a solution
     ages = solution.max_ages if isinstance(solution, AgeSolution) else None
     return solved(solution.batch_size, profile, solution.mix, ages)

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, Self
 
-from policies.catalog import Chosen
+from policies.catalog import ModelPolicy
 from policies.queue.simulator import Estimate, Run, estimate, percentile, share_within
 from policies.rules.lookup import Lookup
 from policies.smdp.ages import AgeSolution, evaluate_ages
-from policies.smdp.bounds import keep, limits_of
+from policies.smdp.bounds import limits_of, solve_within
 from policies.smdp.model import Problem, build_model
 from policies.smdp.response_law import has_response_law, response_law
 from policies.smdp.solver import Solution, evaluate, solve
@@ -171,8 +171,9 @@ def solve_with(options: SolveOptions) -> Solution:
         UnreachableError: no policy keeps the bound.
         SpecError: the load is 1 or more, or an option is invalid.
     """
-    bound = options.bound
-    return solve(options.problem, options.scheme) if bound is None else keep(options.problem, bound, options.mixed)
+    if options.bound is None:
+        return solve(options.problem, options.scheme)
+    return solve_within(options.problem, options.bound, options.mixed)
 
 
 def percentiles_ms(problem: Problem, solution: Solution) -> dict[str, float]:
@@ -186,7 +187,7 @@ def percentiles_ms(problem: Problem, solution: Solution) -> dict[str, float]:
     return {f"p{n}_ms": 1e3 * law.percentile(n / 100) for n in (50, 90, 95, 99)}
 
 
-def evaluate_with(options: SolveOptions, chosen: Chosen) -> Solution | None:
+def evaluate_with(options: SolveOptions, chosen: ModelPolicy) -> Solution | None:
     """Return the exact averages of the policy of `options.spec`; None if it is only simulated.
 
     A table of maximum ages is evaluated if its policy file has the percentiles that it was solved for.

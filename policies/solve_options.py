@@ -9,7 +9,7 @@ import numpy as np
 
 from policies.smdp.ages import ResponseBounds
 from policies.smdp.bounds import FORMS, parse_bounds
-from policies.smdp.choice import BOUNDS, Bound, ShareBound
+from policies.smdp.frontier import BOUNDS, Bound, ShareBound
 from policies.smdp.model import Problem
 from policies.smdp.rvi import Rvi
 from policies.types import SpecError

@@ -6,9 +6,9 @@ from math import inf, log, sqrt
 
 from policies.profile import Profile
 from policies.rules.lookup import ActionRow, Lookup, lookup, weighted
-from policies.smdp.bounds import FORMS, check_form, keep, parse_bounds
-from policies.smdp.choice import BOUNDS, ShareBound, UnreachableError
+from policies.smdp.bounds import FORMS, check_form, parse_bounds, solve_within
 from policies.smdp.distributions import measured_service
+from policies.smdp.frontier import BOUNDS, ShareBound, UnreachableError
 from policies.smdp.model import Problem
 from policies.smdp.solver import Solution
 from policies.smdp.table import PolicyTable, TableRow, default_loads, solve_table
@@ -37,7 +37,7 @@ def solved_table(spec: Spec, profile: Profile) -> PolicyTable:
 
     def nearest(at_load: Problem) -> Solution:
         try:
-            return keep(at_load, bound, mixed)
+            return solve_within(at_load, bound, mixed)
         except UnreachableError as error:
             return error.nearest
 

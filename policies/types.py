@@ -51,7 +51,7 @@ def _are_equal(first: str, second: str) -> bool:
         return first == second
 
 
-class Kind(NamedTuple):
+class BatchKey(NamedTuple):
     """The batch key: requests share a batch only if they are of one model, one bin and one shape.
 
     Bins are those of multi-bin batching. Shapes are those of models whose inputs vary in shape. `retired` is
@@ -84,7 +84,7 @@ class Request:
 
     id: int
     arrival: float
-    kind: Kind = Kind()  # noqa: RUF009  (a NamedTuple is immutable)
+    kind: BatchKey = BatchKey()  # noqa: RUF009  (a NamedTuple is immutable)
     deadline: float = inf
     expires: float = inf
     size: float = 0.0
@@ -111,8 +111,8 @@ class State:
     now: float
     waiting: Sequence[Request]
     suspended: Sequence[Request] = ()
-    rates: Mapping[Kind, float] = field(default_factory=dict)
-    mean_rates: Mapping[Kind, float] = field(default_factory=dict)
+    rates: Mapping[BatchKey, float] = field(default_factory=dict)
+    mean_rates: Mapping[BatchKey, float] = field(default_factory=dict)
     slowdown: float = 1.0
 
     @property
@@ -131,7 +131,7 @@ class State:
         rate = self.arrival_rate
         return self.now + 3.0 / rate if rate > 0.0 else inf
 
-    def by_kind(self) -> Mapping[Kind, "State"]:
+    def by_kind(self) -> Mapping[BatchKey, "State"]:
         """The snapshot restricted to each kind that has requests, by kind; kinds with suspended requests first."""
         waiting, suspended = _by_kind(self.waiting), _by_kind(self.suspended)
         return {
@@ -145,7 +145,7 @@ class State:
             for kind in dict.fromkeys((*suspended, *waiting))
         }
 
-    def among(self, kinds: Collection[Kind]) -> "State":
+    def among(self, kinds: Collection[BatchKey]) -> "State":
         """The snapshot restricted to the requests and rates of these kinds."""
         return State(
             self.now,
@@ -156,8 +156,8 @@ class State:
         )
 
 
-def _by_kind(requests: Sequence[Request]) -> dict[Kind, list[Request]]:
-    groups: dict[Kind, list[Request]] = {}
+def _by_kind(requests: Sequence[Request]) -> dict[BatchKey, list[Request]]:
+    groups: dict[BatchKey, list[Request]] = {}
     for request in requests:
         groups.setdefault(request.kind, []).append(request)
     return groups

@@ -35,7 +35,7 @@ from policies.rules.per_kind import PerKind
 from policies.sizing.bins import optimised_edges
 from policies.smdp.ages import ResponseBounds, actions_of_ages, solve_ages
 from policies.smdp.model import Problem
-from policies.types import Action, Kind, Launch, MaxAges, Policy, Request, State
+from policies.types import Action, BatchKey, Launch, MaxAges, Policy, Request, State
 
 BINS, LOADS, BOUNDS, SHARE = (1, 2, 3), (0.3, 0.5, 0.7, 0.85), (40.0, 60.0), 0.95  # bounds in s
 LARGEST = 8  # B
@@ -90,7 +90,7 @@ def simulate(
     instants, sizes = np.cumsum(rng.exponential(1.0 / arrival_rate, requests)), _sizes(requests, rng)
     of = np.searchsorted(edges, sizes, side="right")
     waiting = [
-        Request(i, at, Kind("m", bin_), size=size, payload=size)
+        Request(i, at, BatchKey("m", bin_), size=size, payload=size)
         for i, (at, size, bin_) in enumerate(zip(instants.tolist(), sizes.tolist(), of.tolist(), strict=True))
     ]
     rows = [ActionRow(1.0, actions_of_ages(each, LARGEST), None, each) for each in ages]

@@ -44,7 +44,7 @@ from policies.queue.simulator import Service
 from policies.smdp.distributions import Floats
 from policies.smdp.model import Problem
 from policies.smdp.solver import solve
-from policies.types import Action, Kind, Launch, Policy, Request, State, Wait
+from policies.types import Action, BatchKey, Launch, Policy, Request, State, Wait
 from research.smdp_bins import RUNS, interval
 
 NAME = "co_located"
@@ -240,7 +240,7 @@ def simulate(system: System, policy: Policy, monitor: Any, seed: int) -> float:
     arrivals: list[tuple[float, str]] = []
     for profile, rate in zip(system.profiles, system.rates, strict=True):
         arrivals += [(float(at), profile.name) for at in rng.uniform(0.0, end, rng.poisson(rate * end))]
-    requests = [Request(i, at, Kind(name)) for i, (at, name) in enumerate(sorted(arrivals))]
+    requests = [Request(i, at, BatchKey(name)) for i, (at, name) in enumerate(sorted(arrivals))]
     by_name = {profile.name: profile for profile in system.profiles}
 
     def profile_of(launch: Launch) -> Profile:

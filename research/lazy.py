@@ -25,7 +25,7 @@ from policies.queue.arrivals import Instants, poisson
 from policies.queue.batcher import Batcher
 from policies.queue.monitor import ForgettingMonitor, NoMonitor
 from policies.rules.lazy_batching import LazyBatching, Slack
-from policies.types import Action, Kind, Policy, Request, State
+from policies.types import Action, BatchKey, Policy, Request, State
 from policies.unrolled import Node, unrolled
 from research import FIGURES
 
@@ -254,7 +254,7 @@ def coverage(rate: float = 1000.0, slo: float = 0.06) -> list[dict[str, Any]]:
 
 
 def _translate(policy: LazyBatching, rate: float, slo: float, seed: int) -> simulator.Run:
-    instants, kind = arrivals(rate, REQUESTS, seed).tolist(), Kind()
+    instants, kind = arrivals(rate, REQUESTS, seed).tolist(), BatchKey()
     words = sentences(len(instants), seed).tolist()
     requests = [
         Request(i, t, kind, t + slo, stages=1 + n) for i, (t, n) in enumerate(zip(instants, words, strict=True))

@@ -22,7 +22,7 @@ from policies.profile import Profile
 from policies.queue import simulator
 from policies.queue.arrivals import Instants
 from policies.queue.batcher import Batcher
-from policies.types import Kind, Request
+from policies.types import BatchKey, Request
 from research.lazy import POLICIES, RATES, arrivals, resnet, runner
 
 SEEDS, REQUESTS, SLO_MS = 20, 2000, 100
@@ -99,7 +99,7 @@ def shared(spec: str, profile: Profile, instants: Instants, models: int) -> simu
     chosen = {name: choose(spec, profile) for name in names}
     policy, monitor = combine(chosen)
     requests = [
-        Request(i, t, Kind(names[k]), t + SLO_MS / 1e3, size=profile.service_time(1), stages=profile.stages)
+        Request(i, t, BatchKey(names[k]), t + SLO_MS / 1e3, size=profile.service_time(1), stages=profile.stages)
         for i, (t, k) in enumerate(zip(instants.tolist(), drawn, strict=True))
     ]
     batcher = Batcher(policy, dict.fromkeys(names, profile.max_batch_size), monitor)

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from research import multi_bin_figures
 from benchmarks.support.harness import TRACE, measure_parts, require_trace
 from loadgen.simulated import Simulation
 from loadgen.sizes import RequestSizes, longest_request_profile
@@ -21,6 +20,7 @@ from policies.catalog import choose
 from policies.queue.arrivals import trace_column
 from policies.queue.central import CentralRun, serve
 from policies.sizing.bins import batch_time, equal_edges, least_response_time, optimised_edges
+from research import multi_bin_figures
 from research.papers.multi_bin_theory import Exponential, Uniform
 
 SEEDS, REQUESTS, LARGE = 10, 128_000, 128

@@ -21,8 +21,8 @@ from policies.queue.simulator import Run, share_within
 from policies.queue.table_simulator import ServiceModel, simulate_ages, simulate_table
 from policies.rules.traits import control_limit_table
 from policies.smdp.ages import AgeSolution
-from policies.smdp.bounds import keep, parse_bounds
-from policies.smdp.choice import UnreachableError
+from policies.smdp.bounds import parse_bounds, solve_within
+from policies.smdp.frontier import UnreachableError
 from policies.smdp.model import Problem
 from policies.smdp.trial import Trial
 from policies.types import MaxAges
@@ -98,7 +98,7 @@ def measure(cell: Cell, requests: int) -> dict[str, Any]:
         bound = parse_bounds([("slo_share", f"{bound_ms}:{share}")], form, _TABLE_REQUESTS)
         began = perf_counter()
         try:
-            solution = keep(problem, bound)
+            solution = solve_within(problem, bound)
         except UnreachableError:
             rows[form] = None
             continue

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import floor
 
-from policies.catalog import Chosen, choose
+from policies.catalog import ModelPolicy, choose
 from policies.profile import Profile
-from policies.types import Action, Kind, Launch, State, Wait
+from policies.types import Action, BatchKey, Launch, State, Wait
 
 
 class TumblingMonitor:
@@ -18,10 +18,10 @@ class TumblingMonitor:
     def __init__(self, window: float = 1.0) -> None:
         """Set the window length, s; windows end at multiples of it on the clock."""
         self._window = window
-        self._counts: dict[Kind, tuple[int, int, int]] = {}  # (window, its arrivals, arrivals in the one before)
+        self._counts: dict[BatchKey, tuple[int, int, int]] = {}  # (window, its arrivals, arrivals in the one before)
         self._first: int | None = None
 
-    def arrive(self, kind: Kind, at: float) -> None:
+    def arrive(self, kind: BatchKey, at: float) -> None:
         """Count the arrival in the window that contains `at`."""
         index = floor(at / self._window)
         self._first = index if self._first is None else self._first
@@ -30,14 +30,14 @@ class TumblingMonitor:
             current, count, before = index, 0, count if index == current + 1 else 0
         self._counts[kind] = (current, count + 1, before)
 
-    def rates(self, now: float) -> Mapping[Kind, float]:
+    def rates(self, now: float) -> Mapping[BatchKey, float]:
         """Return the arrivals in the last complete window over its length, 1/s; empty during the first window."""
         index = floor(now / self._window)
         if self._first is None or index == self._first:
             return {}
         return {kind: self._last_complete(entry, index) / self._window for kind, entry in self._counts.items()}
 
-    def mean_rates(self, now: float) -> Mapping[Kind, float]:
+    def mean_rates(self, now: float) -> Mapping[BatchKey, float]:
         """Return no rates: Algorithm 1 has no long-run mean."""
         return {}
 
@@ -78,7 +78,7 @@ class RateMatchingLiteral:
         return Launch(state.waiting[:size], reason="full" if size == len(self.service_times) else "policy")
 
 
-def rate_matching_literal(profile: Profile) -> Chosen:
+def rate_matching_literal(profile: Profile) -> ModelPolicy:
     """The policy with its monitor, for a simulation on this profile."""
     policy = RateMatchingLiteral(profile.service_times)
     return replace(choose("greedy", profile), policy=policy, monitor=TumblingMonitor())

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from benchmarks.support.harness import TRACE, argument_parser, fill_record, markdown_table, require_trace
 from loadgen.sizes import longest_request_profile
-from policies.catalog import Chosen, choose, combine
+from policies.catalog import ModelPolicy, choose, combine
 from policies.profile import Profile
 from policies.queue import simulator
 from policies.queue.arrivals import trace_column
@@ -58,7 +58,7 @@ def profile_of(sizes: _Floats, largest: int) -> Profile:
     return replace(profile, energies=profile.service_times)
 
 
-def simulate(chosen: Chosen, rate: float, sizes: str, seed: int) -> tuple[float, float]:
+def simulate(chosen: ModelPolicy, rate: float, sizes: str, seed: int) -> tuple[float, float]:
     """Mean response time, s, and mean power, W, of one run."""
     drawn = sizes_of(sizes, REQUESTS, seed)
     instants = np.cumsum(np.random.default_rng([seed, 8]).exponential(1.0 / rate, REQUESTS))

@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.support import harness
 from loadgen.simulated import simulate_policy
-from policies.catalog import Chosen, choose, solved
+from policies.catalog import ModelPolicy, choose, solved
 from policies.profile import Profile, load_profile
 from policies.queue.arrivals import Instants, mmpp, poisson, trace
 from policies.queue.monitor import NoMonitor
@@ -43,7 +43,7 @@ STATICS, LIMITS, TIMEOUTS = (4, 6, 8, 10, 12, 16, 20, 24, 32), range(1, 33), (1,
 DURATION, SEED = 200.0, 1
 
 
-def cost(chosen: Chosen, instants: Instants) -> float:
+def cost(chosen: ModelPolicy, instants: Instants) -> float:
     """Mean response time in ms plus mean power in W."""
     run = simulate_policy(chosen, instants)
     return float(1e3 * run.responses.mean()) + (run.mean_power or 0.0)
@@ -58,7 +58,7 @@ def replayed(path: Path, profile: Profile) -> dict[str, dict[str, float]]:
     return found
 
 
-def fixed(profile: Profile) -> Iterator[tuple[str, Chosen]]:
+def fixed(profile: Profile) -> Iterator[tuple[str, ModelPolicy]]:
     """Policies that do not depend on a rate: solved for each load of the grid, static, control limits, timeouts."""
     table = choose(SPEC, profile).table
     assert table is not None
@@ -68,12 +68,12 @@ def fixed(profile: Profile) -> Iterator[tuple[str, Chosen]]:
         yield f"static:{size}", choose(f"static:{size}", profile, max_wait=inf)
     for limit in LIMITS:
         policy = ControlLimit(limit, profile.max_batch_size)
-        yield f"limit {limit}", Chosen("limit", "limit", {}, profile, policy, NoMonitor())
+        yield f"limit {limit}", ModelPolicy("limit", "limit", {}, profile, policy, NoMonitor())
     for wait in TIMEOUTS:
         yield f"timeout:{wait}", choose(f"timeout:{wait}", profile)
 
 
-def following(profile: Profile) -> dict[str, Chosen]:
+def following(profile: Profile) -> dict[str, ModelPolicy]:
     """smdp:w2=1, and its variant without the weighting for the mean rate."""
     plain = choose(f"{SPEC},max_wait_ms=inf", profile)
     assert isinstance(plain.policy, Lookup)

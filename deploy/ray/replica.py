@@ -14,11 +14,11 @@ from typing import Any
 from prometheus_client import disable_created_metrics
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from policies.catalog import Chosen
+from policies.catalog import ModelPolicy
 from policies.types import SpecError
 from profiler.first_profile import FirstProfiles
 from server.app.assembly import AssembledServer, assemble, keys_of
-from server.app.plan import check_objectives, make_plan, policy_of
+from server.app.start_checks import check_objectives, make_plan, policy_of
 from server.config import Settings, load_settings, read_settings
 from server.errors import BadInputError
 from server.scheduling.policy_swap import swap
@@ -137,7 +137,7 @@ class Replica:
         return {"backlog_s": fleet.backlog(), "load": load}
 
 
-def _chosen(settings: Settings, model: str, current: Chosen) -> Chosen:
+def _chosen(settings: Settings, model: str, current: ModelPolicy) -> ModelPolicy:
     return policy_of(settings, model, current.profile)
 
 

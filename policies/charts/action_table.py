@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from policies.catalog import CATALOG, Chosen
+from policies.catalog import CATALOG, ModelPolicy
 from policies.rules.solved_table import FILE
 from policies.smdp.table import PolicyTable, ages_json
-from policies.types import Kind, Launch, Request, State
+from policies.types import BatchKey, Launch, Request, State
 
 _LOADS = [0.05 * k for k in range(1, 20)]  # of the rows where no table gives the rates
 _MAX_COLUMNS = 130  # queue lengths, at most
@@ -28,7 +28,7 @@ class Actions:
     batch_size: Sequence[Sequence[int]]
 
 
-def actions(chosen: Chosen, model: str, mean_rate: float | None = None) -> Actions:
+def actions(chosen: ModelPolicy, model: str, mean_rate: float | None = None) -> Actions:
     """The policy's action at every rate and queue length, for requests that have just arrived.
 
     Of a mix of two tables, the likelier one.
@@ -41,7 +41,7 @@ def actions(chosen: Chosen, model: str, mean_rate: float | None = None) -> Actio
     table, lengths = chosen.table, _lengths(chosen)
     if table is not None and any(row.mix for row in table.rows):
         return _likelier(table, lengths)
-    kind = Kind(model)
+    kind = BatchKey(model)
     waiting = [Request(i, 0.0, kind, chosen.slo) for i in range(lengths[-1])]
     means = {} if mean_rate is None else {kind: mean_rate}
 
@@ -57,18 +57,18 @@ def actions(chosen: Chosen, model: str, mean_rate: float | None = None) -> Actio
     return Actions(lengths, rates, rows)
 
 
-def max_ages_at_rates(chosen: Chosen) -> list[dict[str, Any]]:
+def max_ages_at_rates(chosen: ModelPolicy) -> list[dict[str, Any]]:
     """Return the rows with maximum ages, each with its arrival rate, 1/s; the ages in ms, as in policy files."""
     rows = [] if chosen.table is None else chosen.table.rows
     return [{"rate_hz": row.arrival_rate, **ages_json(row.max_ages)} for row in rows if row.max_ages is not None]
 
 
-def depends_on_mean_rate(chosen: Chosen) -> bool:
+def depends_on_mean_rate(chosen: ModelPolicy) -> bool:
     """Return whether the policy selects a table by the mean rate, as with a weight w2 in the spec."""
     return chosen.table is not None and bool(chosen.table.w2) and chosen.name != FILE.name
 
 
-def describe_policy(chosen: Chosen) -> str:
+def describe_policy(chosen: ModelPolicy) -> str:
     """Return a description of the policy for the dashboard."""
     rule = CATALOG.get(chosen.name, FILE)
     bound = chosen.parameters.get("max_wait_ms", "inf")
@@ -76,7 +76,7 @@ def describe_policy(chosen: Chosen) -> str:
     return text if bound == "inf" else f"{text} Launches at the latest when the oldest request has waited {bound} ms."
 
 
-def _lengths(chosen: Chosen) -> list[int]:
+def _lengths(chosen: ModelPolicy) -> list[int]:
     """Queue lengths up to twice the largest batch, beyond which actions hardly change; thinned where they are many."""
     largest = chosen.profile.max_batch_size
     last = largest + 2 if chosen.table is None else 2 * largest + 1

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.rules.traits import control_limit_table
-from policies.smdp.choice import frontier
 from policies.smdp.distributions import DETERMINISTIC
+from policies.smdp.frontier import frontier
 from policies.smdp.model import Problem, build_model
 from policies.smdp.solver import Solution, evaluate
 

@@ -26,13 +26,13 @@ from policies.queue.fleet import random_routing, run_fleet, shortest_expected_de
 from policies.queue.monitor import NoMonitor
 from policies.queue.simulator import Router, Run, Station, estimate, share_within
 from policies.smdp.ages import AgeSolution, ResponseBounds
-from policies.smdp.bounds import keep
-from policies.smdp.choice import Bound, MeanBound, ShareBound, UnreachableError
+from policies.smdp.bounds import solve_within
+from policies.smdp.frontier import Bound, MeanBound, ShareBound, UnreachableError
 from policies.smdp.model import Problem, build_model
 from policies.smdp.solver import Solution
 from policies.smdp.table import ages_json
 from policies.smdp.trial import Trial
-from policies.types import Kind, Launch, Request, SpecError
+from policies.types import BatchKey, Launch, Request, SpecError
 
 _IDLE = 1e-4  # load at which a request is nearly always alone
 _MAX_EVALUATIONS = 4_000_000  # of the expected delay of a device, in the simulation of a fleet
@@ -92,7 +92,7 @@ class CapacityProblem:
 
     def keep(self, problem: Problem) -> Solution:
         """Return the policy of one device that keeps the bound, chosen by the simulation that evaluates it."""
-        return keep(problem, self.bound, self.mixed, self.requests, self.seed)
+        return solve_within(problem, self.bound, self.mixed, self.requests, self.seed)
 
     def least_cost(self, devices: int) -> float:
         """Return the least cost of this many devices under any policy."""
@@ -243,7 +243,7 @@ def keeps(run: Run, bound: Bound | ResponseBounds) -> bool:
 def _route(name: str, planning: CapacityProblem, stations: list[Station]) -> Router:
     if name == "random":
         return random_routing(stations, [1.0] * len(stations), np.random.default_rng([planning.seed, 5]))
-    return shortest_expected_delay(stations, [{Kind().model: planning.problem.truncated_profile}] * len(stations))
+    return shortest_expected_delay(stations, [{BatchKey().model: planning.problem.truncated_profile}] * len(stations))
 
 
 def _station(planning: CapacityProblem, candidate: FleetCandidate, index: int) -> Station:
@@ -256,7 +256,7 @@ def _station(planning: CapacityProblem, candidate: FleetCandidate, index: int) -
     def service_time(launch: Launch) -> float:
         return draw(len(launch.requests))
 
-    batcher = Batcher(policy, {Kind().model: profile.max_batch_size}, NoMonitor())
+    batcher = Batcher(policy, {BatchKey().model: profile.max_batch_size}, NoMonitor())
     return Station(batcher, service_time, lambda service: profile.energy(len(service.launch.requests)))
 
 

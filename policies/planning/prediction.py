@@ -8,7 +8,7 @@ from math import inf
 
 import numpy as np
 
-from policies.catalog import Chosen, combine, rate_time_constant
+from policies.catalog import ModelPolicy, combine, rate_time_constant
 from policies.profile import Profile
 from policies.queue.batcher import Batcher
 from policies.queue.monitor import ForgettingMonitor
@@ -31,7 +31,7 @@ class Traffic:
         ratios: service times of consecutive batches over their means, at least one.
     """
 
-    chosen: Chosen
+    chosen: ModelPolicy
     profile: Profile
     rate: float
     lengths: Sequence[float] = ()
@@ -109,7 +109,7 @@ def _requests(model: str, traffic: Traffic, duration: float, rng: np.random.Gene
     return made
 
 
-def _unused(traffic: Traffic) -> Chosen:
+def _unused(traffic: Traffic) -> ModelPolicy:
     """The policy with a monitor of its own."""
     monitor = traffic.chosen.monitor
     fresh = ForgettingMonitor(rate_time_constant(traffic.profile))

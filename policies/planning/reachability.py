@@ -7,12 +7,12 @@ from math import inf
 
 import numpy as np
 
-from policies.catalog import Chosen
+from policies.catalog import ModelPolicy
 from policies.profile import Profile
 from policies.queue.table_simulator import ServiceModel, simulate_table
 from policies.rules.traits import ActionTable
-from policies.smdp.choice import SHARE
 from policies.smdp.distributions import measured_service
+from policies.smdp.frontier import SHARE
 from policies.smdp.model import Problem
 from policies.smdp.trial import Trial
 
@@ -111,7 +111,7 @@ class Neighbour:
         return self.rate / self.profile.capacity
 
 
-def objective_warnings(chosen: Chosen, neighbours: Sequence[Neighbour] = ()) -> list[str]:
+def objective_warnings(chosen: ModelPolicy, neighbours: Sequence[Neighbour] = ()) -> list[str]:
     """Return a line for an objective that the policy does not pursue, and one for an objective that cannot be kept.
 
     Neighbours leave the model a part of the device's time: its service times count as longer by that part, to at most

@@ -13,7 +13,7 @@ from operator import attrgetter
 
 from policies.queue.monitor import Monitor
 from policies.rules.drain import Drain
-from policies.types import Action, Kind, Launch, Policy, PolicyError, Request, State, Wait
+from policies.types import Action, BatchKey, Launch, Policy, PolicyError, Request, State, Wait
 
 _arrival = attrgetter("arrival")
 
@@ -146,7 +146,7 @@ class Batcher:
             heapq.heappop(self._expiries)
         return self._expiries[0][0] if self._expiries else inf
 
-    def set_kinds(self, kind_of: Callable[[Request], Kind]) -> None:
+    def set_kinds(self, kind_of: Callable[[Request], BatchKey]) -> None:
         """Assign a new kind of the same model to every request, since a new policy may have other bins."""
         for request in (*self._waiting, *self._suspended, *self._in_service, *self._ahead):
             request.kind = kind_of(request)

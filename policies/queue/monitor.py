@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from math import exp, expm1
 from typing import Protocol
 
-from policies.types import Kind
+from policies.types import BatchKey
 
 _MAX_KINDS = 256  # measured at once; the shapes of inputs are not bounded
 
@@ -13,15 +13,15 @@ _MAX_KINDS = 256  # measured at once; the shapes of inputs are not bounded
 class Monitor(Protocol):
     """Estimates the arrival rate of each kind from its arrivals."""
 
-    def arrive(self, kind: Kind, at: float) -> None:
+    def arrive(self, kind: BatchKey, at: float) -> None:
         """Record an arrival of `kind` at instant `at` (s, never decreasing)."""
         ...
 
-    def rates(self, now: float) -> Mapping[Kind, float]:
+    def rates(self, now: float) -> Mapping[BatchKey, float]:
         """Return the arrival rate of each kind, 1/s, estimated at `now` (s); kinds without an estimate are absent."""
         ...
 
-    def mean_rates(self, now: float) -> Mapping[Kind, float]:
+    def mean_rates(self, now: float) -> Mapping[BatchKey, float]:
         """Return the long-run mean rates, 1/s; empty where they are not measured."""
         ...
 
@@ -62,9 +62,9 @@ class ForgettingMonitor:
         """
         self._time_constant = time_constant
         self._long = max(long, 100.0 * time_constant)
-        self._counts: dict[Kind, _ArrivalCounts] = {}
+        self._counts: dict[BatchKey, _ArrivalCounts] = {}
 
-    def arrive(self, kind: Kind, at: float) -> None:
+    def arrive(self, kind: BatchKey, at: float) -> None:
         """Decay the counts and add the arrival."""
         counts = self._counts.get(kind)
         if counts is None:
@@ -77,12 +77,12 @@ class ForgettingMonitor:
         counts.long = counts.long * exp(elapsed / self._long) + 1.0
         counts.last = at
 
-    def rates(self, now: float) -> Mapping[Kind, float]:
+    def rates(self, now: float) -> Mapping[BatchKey, float]:
         """Return the short-term rates, 1/s."""
         span = self._time_constant
         return {kind: c.short * exp((c.last - now) / span) / span for kind, c in self._counts.items()}
 
-    def mean_rates(self, now: float) -> Mapping[Kind, float]:
+    def mean_rates(self, now: float) -> Mapping[BatchKey, float]:
         """Return the long-term counts divided by the weight of the time since the first arrival, 1/s."""
         return {kind: self._mean(counts, now) for kind, counts in self._counts.items()}
 
@@ -108,15 +108,15 @@ class PerModelMonitor:
         """`monitors` by model name."""
         self._monitors = monitors
 
-    def arrive(self, kind: Kind, at: float) -> None:
+    def arrive(self, kind: BatchKey, at: float) -> None:
         """Record the arrival in its model's monitor."""
         self._monitors[kind.model].arrive(kind, at)
 
-    def rates(self, now: float) -> Mapping[Kind, float]:
+    def rates(self, now: float) -> Mapping[BatchKey, float]:
         """Return the rates of all models, 1/s."""
         return {kind: rate for monitor in self._monitors.values() for kind, rate in monitor.rates(now).items()}
 
-    def mean_rates(self, now: float) -> Mapping[Kind, float]:
+    def mean_rates(self, now: float) -> Mapping[BatchKey, float]:
         """Return the mean rates of all models, 1/s."""
         return {kind: rate for monitor in self._monitors.values() for kind, rate in monitor.mean_rates(now).items()}
 
@@ -124,14 +124,14 @@ class PerModelMonitor:
 class NoMonitor:
     """Measures nothing, for a policy that does not depend on the rate."""
 
-    def arrive(self, kind: Kind, at: float) -> None:
+    def arrive(self, kind: BatchKey, at: float) -> None:
         """Ignore the arrival."""
 
-    def rates(self, now: float) -> Mapping[Kind, float]:
+    def rates(self, now: float) -> Mapping[BatchKey, float]:
         """Return no rates."""
         return {}
 
-    def mean_rates(self, now: float) -> Mapping[Kind, float]:
+    def mean_rates(self, now: float) -> Mapping[BatchKey, float]:
         """Return no rates."""
         return {}
 

@@ -26,7 +26,7 @@ from policies.profile import Profile
 from policies.rules.rule import BinnedPolicy, EdgeFinder, Rule
 from policies.sizing.bins import equal_edges, optimised_edges
 from policies.spec import Spec
-from policies.types import Kind, SpecError
+from policies.types import BatchKey, SpecError
 
 _MAX_BINS = 64
 _WINDOW = 4096  # sizes kept
@@ -56,9 +56,9 @@ class Bins:
         self._sizes: deque[float] | None = deque(maxlen=_WINDOW)
         self._until_update = _MIN_SIZES
 
-    def kind(self, model: str, size: float) -> Kind:
+    def kind(self, model: str, size: float) -> BatchKey:
         """The kind of a request of this size, s, by the current edges; a size on an edge belongs to the bin above."""
-        return Kind(model, 0 if self.pooled else bisect_right(self.edges, size))
+        return BatchKey(model, 0 if self.pooled else bisect_right(self.edges, size))
 
     @property
     def sizes(self) -> list[float]:
@@ -99,7 +99,7 @@ def _no_edges(_: Sequence[float]) -> Sequence[float]:
     return ()
 
 
-def mispredicted(kind: Kind, bins: int, probability: float, rng: np.random.Generator) -> Kind:
+def mispredicted(kind: BatchKey, bins: int, probability: float, rng: np.random.Generator) -> BatchKey:
     """The kind given by a predictor that is sometimes off by one bin (section 6.2).
 
     Args:

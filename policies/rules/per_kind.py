@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from policies.profile import Profile
-from policies.types import Action, Kind, Launch, Policy, State, Wait
+from policies.types import Action, BatchKey, Launch, Policy, State, Wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class PerKind:
         first = max(launches, key=lambda launch: self._weight(launch, parts, state.now)).requests[0].kind.model
         return min((launch for launch in launches if launch.requests[0].kind.model == first), key=_formed)
 
-    def _weight(self, launch: Launch, parts: Mapping[Kind, State], now: float) -> float:
+    def _weight(self, launch: Launch, parts: Mapping[BatchKey, State], now: float) -> float:
         oldest, size = launch.requests[0], len(launch.requests)
         rate = size / self.profiles[oldest.kind.model].service_time(size)
         return len(parts[oldest.kind].waiting) * rate * (now - oldest.arrival)
@@ -67,7 +67,7 @@ class PerKind:
         oldest = launch.requests[0]
         return now >= oldest.arrival + self.max_waits.get(oldest.kind.model, inf)
 
-    def _parts(self, state: State, parts: Mapping[Kind, State]) -> Iterator[tuple[str, State]]:
+    def _parts(self, state: State, parts: Mapping[BatchKey, State]) -> Iterator[tuple[str, State]]:
         factors = slowdowns(state.rates, self.profiles) if len(self.profiles) > 1 else {}
         for kind, part in parts.items():
             if kind.model not in self.together:
@@ -78,7 +78,7 @@ class PerKind:
             yield joint[0].model, state.among(joint)
 
 
-def slowdowns(rates: Mapping[Kind, float], profiles: Mapping[str, Profile]) -> Mapping[str, float]:
+def slowdowns(rates: Mapping[BatchKey, float], profiles: Mapping[str, Profile]) -> Mapping[str, float]:
     """Return for each model the factor by which the others make the device slower for it.
 
     With a load rho_i of its own and rho of all models, the others leave it 1 - (rho - rho_i) of the time, but above

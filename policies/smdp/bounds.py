@@ -9,7 +9,7 @@ from itertools import pairwise
 from math import inf
 
 from policies.smdp.ages import AgeSolution, ResponseBounds, solve_ages
-from policies.smdp.choice import BOUNDS, Bound, MeanBound, ShareBound, UnreachableError, choose_weight, parse_bound
+from policies.smdp.frontier import BOUNDS, Bound, MeanBound, ShareBound, UnreachableError, choose_weight, parse_bound
 from policies.smdp.model import Problem, is_within_largest_load
 from policies.smdp.solver import Solution
 from policies.smdp.trial import simulated_percentile
@@ -70,7 +70,7 @@ def limits_of(bounds: Mapping[str, float | str]) -> tuple[float, ...]:
     return tuple(bound.response_time for bound in found if isinstance(bound, ShareBound))
 
 
-def keep(
+def solve_within(
     problem: Problem, bound: Bound | ResponseBounds, mixed: bool = True, requests: int = _COMPARED, seed: int = 0
 ) -> Solution:
     """Return the policy of least power within a bound (for a power cap: of least mean response time).

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from policies.adaptation.drift import DriftDetector
 from policies.adaptation.energy_refits import Drift
-from policies.catalog import Chosen, choose
+from policies.catalog import ModelPolicy, choose
 from policies.profile import Profile
 from policies.queue.arrivals import Instants
 from policies.queue.batcher import Batcher
 from policies.queue.simulator import Service, simulate
-from policies.types import Kind, Launch, Request
+from policies.types import BatchKey, Launch, Request
 
 SOLVE_TIME = 0.25  # s
 
@@ -71,7 +71,7 @@ class PolicySwap:
     detected: float
     swapped: float
     drifts: tuple[Drift, ...]
-    chosen: Chosen
+    chosen: ModelPolicy
 
 
 class PolicyController(Protocol):
@@ -150,7 +150,7 @@ class _Log:
 
 
 def closed_loop(
-    chosen: Chosen, device: DriftingDevice, instants: Instants, controller: PolicyController
+    chosen: ModelPolicy, device: DriftingDevice, instants: Instants, controller: PolicyController
 ) -> ClosedLoopRun:
     """Simulate one request per arrival instant under a policy that the controller swaps.
 
@@ -162,7 +162,7 @@ def closed_loop(
         instants: arrival instants, s, sorted.
         controller: an unused controller.
     """
-    requests = [Request(i, at, Kind()) for i, at in enumerate(instants.tolist())]
+    requests = [Request(i, at, BatchKey()) for i, at in enumerate(instants.tolist())]
     batcher = Batcher(chosen.policy, {"": chosen.profile.max_batch_size}, chosen.monitor)
     log = _Log()
     solving: PolicySwap | None = None

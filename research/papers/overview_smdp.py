@@ -6,8 +6,8 @@ from functools import cache
 import numpy as np
 
 from policies.charts.averages import benchmarks
-from policies.smdp.choice import MeanBound, choose_weight
 from policies.smdp.distributions import distribution
+from policies.smdp.frontier import MeanBound, choose_weight
 from policies.smdp.solver import solve
 from research.papers import approximate_iteration, conference
 from research.papers.actions import breaks, broken_solutions, claims_3, claims_11, simple_cases, solved

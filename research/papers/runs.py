@@ -15,8 +15,8 @@ from policies import catalog
 from policies.charts.averages import BLUE, MARKERS, VERMILLION, benchmarks, distribution_chart
 from policies.queue.arrivals import poisson
 from policies.queue.simulator import Estimate, Run, estimate, percentile, share_within
-from policies.smdp.choice import frontier
 from policies.smdp.distributions import Floats
+from policies.smdp.frontier import frontier
 from policies.smdp.response_law import ResponseLaw, response_law
 from policies.smdp.solver import Solution, solve
 from research.papers.setting import Claim, Section, agreement, at, difference, googlenet, save_numbered, table

@@ -10,8 +10,8 @@ from scipy import stats
 from benchmarks.support.harness import finish_axes, new_figure
 from policies.charts.averages import PALETTE, Tradeoff, benchmarks, frontier_chart, tradeoff
 from policies.profile import Profile
-from policies.smdp.choice import breakpoint_of
 from policies.smdp.distributions import Floats, distribution
+from policies.smdp.frontier import breakpoint_of
 from policies.smdp.model import Problem
 from policies.smdp.solver import Solution, solve
 from research.papers.setting import (

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from policies.catalog import Chosen, names_file
+from policies.catalog import ModelPolicy, names_file
 from policies.planning.reachability import Neighbour, objective_warnings
 from policies.profile import ProfileFile
 from policies.smdp.table import actions_json, certificate_json
@@ -40,10 +40,10 @@ def _add_policies(app: FastAPI, inference: Inference) -> None:
     fleet = inference.fleet
     swapping = asyncio.Lock()  # swaps run in order of arrival
 
-    async def swap_policy(model: str, spec_of: Callable[[Chosen], str]) -> dict[str, Any]:
+    async def swap_policy(model: str, spec_of: Callable[[ModelPolicy], str]) -> dict[str, Any]:
         name = inference.model(model).name
 
-        def choose_policy(current: Chosen) -> Chosen:
+        def choose_policy(current: ModelPolicy) -> ModelPolicy:
             if current.solved_sizes and spec_of(current) == current.spec:  # keeps the sizes that are known
                 return solve_again_in_process(current, current.profile, 1.0, current.margin)
             chosen = choose_in_process(spec_of(current), current.profile, current.defaults)
@@ -158,7 +158,7 @@ def _describe_model(dispatcher: Dispatcher, model: str) -> dict[str, Any]:
     }
 
 
-def describe_policy(chosen: Chosen, arrival_rate: float, warnings: Sequence[str]) -> dict[str, Any]:
+def describe_policy(chosen: ModelPolicy, arrival_rate: float, warnings: Sequence[str]) -> dict[str, Any]:
     """Describe a policy for the admin routes, with the expected values of the table's row for this rate, 1/s."""
     rows = [] if chosen.table is None else chosen.table.rows
     response, power = _expected(chosen, arrival_rate)
@@ -180,7 +180,7 @@ def describe_policy(chosen: Chosen, arrival_rate: float, warnings: Sequence[str]
     }
 
 
-def _expected(chosen: Chosen, arrival_rate: float) -> tuple[float | None, float | None]:
+def _expected(chosen: ModelPolicy, arrival_rate: float) -> tuple[float | None, float | None]:
     """Return mean response time, s, and mean power, W, of a solved table at this rate; None without a table."""
     if chosen.table is None:
         return None, None

@@ -10,13 +10,13 @@ from math import ceil
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from policies.smdp.choice import SHARE
+from policies.smdp.frontier import SHARE
 from server.api.inference import Inference, decoding_limits
 from server.app.application import Application
 from server.app.backend import Backend, ProfileSource, make_backend
 from server.app.exploration import Exploration
-from server.app.plan import ServerPlan
 from server.app.repository import Repository
+from server.app.start_checks import ServerPlan
 from server.config import Settings
 from server.energy.meters import LastReading
 from server.scheduling.admission import Limits

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from policies.catalog import Chosen
+from policies.catalog import ModelPolicy
 from policies.profile import Profile
 from policies.types import SpecError
-from server.app.plan import DevicePlan, limited, max_batch_tokens, meter_of, plan_model
+from server.app.start_checks import DevicePlan, limited, max_batch_tokens, meter_of, plan_model
 from server.backends.buckets import pads_to_buckets
 from server.backends.emulated import EmulatedDevice
 from server.backends.executor import (
@@ -95,7 +95,7 @@ class LoadedModel:
     """
 
     served: ServedModel
-    chosen: Chosen
+    chosen: ModelPolicy
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def synthetic_batches(backend: Backend, model: str) -> Iterator[tuple[float, lis
                 yield float(within or 0), uploaded(backend.executor, model, samples) * size
 
 
-def load_again(backend: Backend, name: str, id: str, before: Chosen, profile_source: ProfileSource) -> LoadedModel:
+def load_again(backend: Backend, name: str, id: str, before: ModelPolicy, profile_source: ProfileSource) -> LoadedModel:
     """Load a model again beside the one that is served, and add it to the devices.
 
     It blocks for the time of loading, measuring and solving, hence it is called in a thread. The batches that warm the
@@ -353,7 +353,7 @@ def _planned(plan: DevicePlan, model: ServedModel, profile: Profile) -> LoadedMo
     return _described(LoadedModel(model, plan.choose(model.name, profile)))
 
 
-def _same_policy(before: Chosen, model: ServedModel, profile: Profile) -> LoadedModel:
+def _same_policy(before: ModelPolicy, model: ServedModel, profile: Profile) -> LoadedModel:
     if profile == before.profile:
         return _described(LoadedModel(model, before))
     chosen = choose_in_process(before.spec, profile, before.defaults)

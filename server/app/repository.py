@@ -10,11 +10,11 @@ from functools import partial
 from itertools import count
 from typing import Literal, TypeVar
 
-from policies.smdp.choice import SHARE
+from policies.smdp.frontier import SHARE
 from policies.types import SpecError
 from server.api.inference import Inference
 from server.app.backend import Backend, LoadedModel, ProfileSource, load_again
-from server.app.plan import check_upstreams
+from server.app.start_checks import check_upstreams
 from server.errors import (
     DeviceLostError,
     DeviceUnavailableError,

@@ -14,7 +14,7 @@ from server.app.assembly import AssembledServer, assemble, keys_of
 from server.app.backend import ProfileSource
 from server.app.http_server import bind_grpc
 from server.app.lifecycle import serve
-from server.app.plan import ServerPlan, make_plan
+from server.app.start_checks import ServerPlan, make_plan
 from server.app.traces import exported_traces
 from server.config import Settings, SettingsResult
 from server.transport.connection import Listener

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from policies.catalog import Chosen
+from policies.catalog import ModelPolicy
 from policies.types import Launch, Request
 from server.backends.executor import Batch, Completion, Standby
 from server.errors import ServerError
@@ -31,7 +31,7 @@ class Sample:
         device: name of the device that served it.
     """
 
-    call: "Call"
+    call: "InferenceCall"
     input: Any
     length: float = 0.0
     shape: str = ""
@@ -45,7 +45,7 @@ class Sample:
     device: str = ""
 
 
-class Call:
+class InferenceCall:
     """One call: its samples, and the future of their results.
 
     Attributes:
@@ -100,7 +100,7 @@ class Call:
         self.losses = 0
         self.id = id or model
 
-    def make_requests(self, chosen: Chosen, ids: Iterator[int]) -> list[Request]:
+    def make_requests(self, chosen: ModelPolicy, ids: Iterator[int]) -> list[Request]:
         """Make a request for each sample without an output.
 
         Args:
@@ -140,7 +140,7 @@ class Call:
             self.future.set_exception(error)
 
 
-def fail_all(calls: Iterable[Call], error: ServerError) -> None:
+def fail_all(calls: Iterable[InferenceCall], error: ServerError) -> None:
     """End all calls with this error."""
     for call in calls:
         call.fail(error)

@@ -14,9 +14,9 @@ from typing import TypeVar
 
 from policies.adaptation.drift import DriftDetector
 from policies.adaptation.objective import AgeMargin, Objective, ResponseCounts
-from policies.catalog import Chosen, solved_again
+from policies.catalog import ModelPolicy, solved_again
 from policies.profile import Profile
-from policies.smdp.choice import SHARE
+from policies.smdp.frontier import SHARE
 from policies.types import SpecError
 from server.energy.meters import EnergyMeter
 from server.scheduling.dispatcher import Dispatcher
@@ -28,7 +28,7 @@ _MIN_STEPS = 10.0  # resolution steps of the counter between two readings
 _FIRST_RETRY, _LAST_RETRY = 300.0, 3600.0  # s from out of memory to trying a larger batch; doubled at each failure
 _SOLVED_AGAIN = 60.0  # s after a failure of solving, until it is tried again
 _T = TypeVar("_T")
-Solver = Callable[[Chosen, Profile, float, float], Chosen]  # as `solved_again`
+Solver = Callable[[ModelPolicy, Profile, float, float], ModelPolicy]  # as `solved_again`
 
 
 @dataclass(slots=True)
@@ -46,8 +46,8 @@ class _Monitored:
         solving: the running task that solves another policy.
     """
 
-    configured: Chosen
-    current: Chosen
+    configured: ModelPolicy
+    current: ModelPolicy
     drift: DriftDetector
     objective: Objective | AgeMargin | None
     served: ResponseCounts = field(default_factory=ResponseCounts)
@@ -155,7 +155,7 @@ class Controller:
         if monitored.solving is None:
             self._solve_for_sizes(model, monitored)
 
-    def batch_size_reduced(self, model: str, before: Chosen) -> None:
+    def batch_size_reduced(self, model: str, before: ModelPolicy) -> None:
         """Solve the policy `before` again for a reduced maximum batch size; the dispatcher serves greedily meanwhile.
 
         The current profile of the dispatcher has the reduced size.
@@ -205,7 +205,7 @@ class Controller:
             monitored = self._monitored[model] = self._monitor(model, chosen, monitored)
         return monitored
 
-    def _monitor(self, model: str, chosen: Chosen, before: _Monitored | None = None) -> _Monitored:
+    def _monitor(self, model: str, chosen: ModelPolicy, before: _Monitored | None = None) -> _Monitored:
         if before is not None and before.drift.profile is chosen.profile:
             drift = before.drift
         else:
@@ -260,7 +260,7 @@ class Controller:
         self,
         model: str,
         monitored: _Monitored,
-        configured: Chosen,
+        configured: ModelPolicy,
         profile: Profile,
         kind: str,
         reason: str,
@@ -327,7 +327,7 @@ class Controller:
         return asyncio.get_running_loop().run_in_executor(self._pool, work)
 
 
-def _objective_of(chosen: Chosen) -> Objective | AgeMargin | None:
+def _objective_of(chosen: ModelPolicy) -> Objective | AgeMargin | None:
     if "slo_p95_ms" in chosen.parameters and chosen.has_max_ages:
         return AgeMargin(chosen.slo, SHARE, chosen.margin)
     if "slo_p95_ms" in chosen.parameters and chosen.table is not None and any(row.w2 for row in chosen.table.rows):

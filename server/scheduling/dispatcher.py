@@ -13,13 +13,13 @@ from itertools import count
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from policies.catalog import Chosen, choose, combine
+from policies.catalog import ModelPolicy, choose, combine
 from policies.profile import Profile
 from policies.queue.batcher import Batcher
 from policies.queue.monitor import inherit_rates
 from policies.rules.finish_first import FinishRetired
 from policies.rules.per_kind import slowdowns
-from policies.types import Action, Kind, Launch, Request, Wait
+from policies.types import Action, BatchKey, Launch, Request, Wait
 from server.backends.executor import (
     LOAD_TIMEOUT,
     TIMEOUT_FACTOR,
@@ -44,7 +44,7 @@ from server.errors import (
     WorkerDiedError,
 )
 from server.scheduling.admission import DEFAULT_LIMITS, Admission, Limits, reject_if_full, reject_if_too_many_shapes
-from server.scheduling.calls import BatchRun, Call, Sample, fail_all, make_batch
+from server.scheduling.calls import BatchRun, InferenceCall, Sample, fail_all, make_batch
 from server.scheduling.forecast import Forecast
 from server.scheduling.lookahead import Lookahead
 from server.scheduling.recovery import Deaths, Part, recover
@@ -85,9 +85,9 @@ class Dispatcher:
     tracing: "Tracing | None" = None
     on_served: Callable[[str, int, float, float], None] | None = None
     on_unprofiled_work: Callable[[str], None] | None = None
-    on_batch_size_reduced: Callable[[str, Chosen], None] | None = None
+    on_batch_size_reduced: Callable[[str, ModelPolicy], None] | None = None
     learned: Callable[[str], Profile]
-    on_broken: Callable[[Sequence[Call], ServerError], None] = staticmethod(fail_all)
+    on_broken: Callable[[Sequence[InferenceCall], ServerError], None] = staticmethod(fail_all)
     on_available: Callable[[], None] | None = None
     available = True
     shared = False
@@ -95,7 +95,7 @@ class Dispatcher:
     def __init__(
         self,
         executor: Executor,
-        chosen: Mapping[str, Chosen],
+        chosen: Mapping[str, ModelPolicy],
         metrics: Metrics,
         clock: Callable[[], float],
         limits: Limits = DEFAULT_LIMITS,
@@ -126,7 +126,7 @@ class Dispatcher:
         self._ids = count()
         self._wake = asyncio.Event()
         self._all_answered = asyncio.Event()
-        self._calls: dict[Call, None] = {}  # in order of arrival
+        self._calls: dict[InferenceCall, None] = {}  # in order of arrival
         self._loop: asyncio.AbstractEventLoop | None = None
         self._deaths = Deaths()
         self._draining = self._restarting = False
@@ -165,7 +165,7 @@ class Dispatcher:
         if self._loop is None:
             self._loop = asyncio.get_running_loop()  # a system call in Python 3.11
         future: asyncio.Future[list[Sample]] = self._loop.create_future()
-        call = Call(
+        call = InferenceCall(
             future,
             model,
             inputs,
@@ -181,7 +181,7 @@ class Dispatcher:
         self.enqueue(call)
         return call.future
 
-    def enqueue(self, call: Call) -> None:
+    def enqueue(self, call: InferenceCall) -> None:
         """Queue the samples of a call that have no answer yet, without admission control.
 
         The call may come from another device that was lost.
@@ -230,7 +230,7 @@ class Dispatcher:
         """Return the least time in which the device serves all queued requests, and `more` by model, s."""
         return self._forecast.backlog(more or {})
 
-    def set_policy(self, model: str, chosen: Chosen) -> Chosen:
+    def set_policy(self, model: str, chosen: ModelPolicy) -> ModelPolicy:
         """Set the policy of `model`, and the limits of batches to those of its profile, from the next decision on.
 
         Queued requests and the rate estimate survive the swap.
@@ -243,7 +243,7 @@ class Dispatcher:
         self._apply_policies()
         return self.chosen[model]
 
-    def switch(self, model: str, id: str | None, chosen: Chosen | None = None, by_shape: bool = False) -> None:
+    def switch(self, model: str, id: str | None, chosen: ModelPolicy | None = None, by_shape: bool = False) -> None:
         """Give the name `model` to another loaded model, for the calls that are made from now on, with its policy.
 
         The calls of the former one are served by that, without waiting for more, until `forget`.
@@ -275,7 +275,7 @@ class Dispatcher:
             self._batcher.policy = FinishRetired(policy, self._batcher.drain_policy()) if self._retiring else policy
         self._on_change()
 
-    def _kind_of(self, request: Request) -> Kind:
+    def _kind_of(self, request: Request) -> BatchKey:
         """The kind of a queued request by the present policy; its size becomes that of the present profile."""
         model, loaded = request.kind.model, request.payload.call.id
         request.size = self.chosen[model].profile.time_alone(request.payload.length)
@@ -637,7 +637,7 @@ class Dispatcher:
             _log.exception("the controller failed; the policy stays as it is from now on")
             self.on_served = self.on_unprofiled_work = None
 
-    def _remove(self, call: Call) -> None:
+    def _remove(self, call: InferenceCall) -> None:
         """Remove a call that is answered, failed, cancelled or moved to another device, with its queued requests."""
         if call not in self._calls:
             return

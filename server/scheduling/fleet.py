@@ -13,7 +13,7 @@ from typing import Any
 from policies.queue.routing import least_delay
 from server.errors import BadInputError, DrainingError, NotFoundError, ServerError, UnavailableError, UnloadedError
 from server.scheduling.admission import DEFAULT_LIMITS, reject_if_full
-from server.scheduling.calls import Call, Sample, fail_all
+from server.scheduling.calls import InferenceCall, Sample, fail_all
 from server.scheduling.dispatcher import Dispatcher
 
 _log = logging.getLogger("batchwright.fleet")
@@ -58,7 +58,7 @@ class Fleet:
         shapes: Sequence[str] = (),
         id: str = "",
     ) -> "asyncio.Future[list[Sample]]":
-        """Call `Dispatcher.submit` for the device with the least expected response time."""
+        """InferenceCall `Dispatcher.submit` for the device with the least expected response time."""
         return self._route(model, len(inputs)).submit(model, inputs, timeout, lengths, shapes, id)
 
     def check_loaded(self, model: str) -> None:
@@ -71,7 +71,7 @@ class Fleet:
             raise UnloadedError(f"{model} is unloaded; load it by POST /v2/repository/models/{model}/load", 1)
 
     def check_room(self, model: str, n: int, timeout: float = inf, pending: int = 0) -> None:
-        """Call `Dispatcher.check_room` for the device with the least expected response time.
+        """InferenceCall `Dispatcher.check_room` for the device with the least expected response time.
 
         `pending` is the number of samples that are being decoded; they are counted as spread evenly over the devices.
         """
@@ -217,7 +217,7 @@ class Fleet:
         models = dict.fromkeys(model for dispatcher in self.dispatchers for model in dispatcher.chosen)
         self._serving_of = {model: [d for d in self._serving if model in d.chosen] for model in models}
 
-    def _reassign(self, calls: Sequence[Call], error: ServerError) -> None:
+    def _reassign(self, calls: Sequence[InferenceCall], error: ServerError) -> None:
         """Move the calls of a device that is lost or unavailable to the other devices of their models.
 
         Retired devices are resumed if no other device of a model is serving.

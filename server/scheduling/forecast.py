@@ -7,7 +7,7 @@ is rejected or dropped, and the greatest, that of the greatest length, bounds th
 
 from collections.abc import Callable, Mapping
 
-from policies.catalog import Chosen
+from policies.catalog import ModelPolicy
 from policies.queue.batcher import Batcher
 from policies.queue.routing import backlog
 from policies.types import Launch
@@ -21,7 +21,7 @@ class Forecast:
         free_at: expected instant of completion of the batch in service, s.
     """
 
-    def __init__(self, chosen: Mapping[str, Chosen], batcher: Batcher, clock: Callable[[], float]) -> None:
+    def __init__(self, chosen: Mapping[str, ModelPolicy], batcher: Batcher, clock: Callable[[], float]) -> None:
         """Forecast by `chosen`, by model, and the queue of `batcher`, both as they are at the time of each call."""
         self._chosen = chosen
         self._batcher = batcher

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import inf
 
-from policies.catalog import Chosen
+from policies.catalog import ModelPolicy
 from policies.queue.batcher import Batcher
 from server.backends.executor import Standby
 from server.scheduling.calls import BatchRun, make_batch
@@ -30,7 +30,7 @@ class Lookahead:
     """
 
     def __init__(
-        self, batcher: Batcher, forecast: Forecast, chosen: Mapping[str, Chosen], clock: Callable[[], float]
+        self, batcher: Batcher, forecast: Forecast, chosen: Mapping[str, ModelPolicy], clock: Callable[[], float]
     ) -> None:
         """Decide by the policy of `batcher`; `chosen` names it by model, and `clock` is the executor's, s."""
         self.standby = Standby()

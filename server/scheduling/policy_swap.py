@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from policies.catalog import Chosen, by_stages
+from policies.catalog import ModelPolicy, by_stages
 from policies.planning.reachability import objective_warnings
-from policies.smdp.choice import SHARE
+from policies.smdp.frontier import SHARE
 from policies.types import SpecError
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
@@ -18,7 +18,7 @@ _log = logging.getLogger("batchwright")
 _pool = ThreadPoolExecutor(1, "policies")  # that of asyncio.to_thread would delay the exit until they are solved
 
 
-async def swap(fleet: Fleet, metrics: Metrics, choosers: Mapping[str, Callable[[Chosen], Chosen]]) -> None:
+async def swap(fleet: Fleet, metrics: Metrics, choosers: Mapping[str, Callable[[ModelPolicy], ModelPolicy]]) -> None:
     """Set new policies on all devices.
 
     Args:
@@ -32,7 +32,7 @@ async def swap(fleet: Fleet, metrics: Metrics, choosers: Mapping[str, Callable[[
     """
     loop = asyncio.get_running_loop()
     before = {(d, model): d.chosen[model] for model in choosers for d in fleet.devices_of(model)}
-    solved: dict[tuple[Dispatcher, str], Chosen] = {}
+    solved: dict[tuple[Dispatcher, str], ModelPolicy] = {}
     while unsolved := [
         (dispatcher, model)
         for dispatcher, model in before
@@ -55,7 +55,7 @@ async def swap(fleet: Fleet, metrics: Metrics, choosers: Mapping[str, Callable[[
         await loop.run_in_executor(_pool, log_policy, model, chosen)
 
 
-def log_policy(model: str, chosen: Chosen) -> None:
+def log_policy(model: str, chosen: ModelPolicy) -> None:
     """Log a policy that is set, and what is valid but probably not intended; may take long."""
     profile = chosen.profile
     flags = "".join(f", {key}={value}" for key, value in chosen.defaults.items() if key in chosen.parameters)

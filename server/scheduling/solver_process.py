@@ -19,7 +19,7 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits
 
-from policies.catalog import Chosen, choose, rate_time_constant, solved_again, takes_long
+from policies.catalog import ModelPolicy, choose, rate_time_constant, solved_again, takes_long
 from policies.planning.prediction import Prediction, Traffic, predict
 from policies.profile import Profile
 from policies.queue.monitor import ForgettingMonitor, NoMonitor
@@ -32,7 +32,7 @@ _GROUP = "/proc/self/autogroup"  # of the session, in which alone a niceness cou
 _turn = threading.Lock()  # one such process at a time, whatever the number of devices
 
 
-def choose_in_process(text: str, profile: Profile, defaults: Mapping[str, str]) -> Chosen:
+def choose_in_process(text: str, profile: Profile, defaults: Mapping[str, str]) -> ModelPolicy:
     """As `choose`, with a cache; blocks meanwhile, but holds the interpreter lock only to read the result.
 
     Raises:
@@ -41,11 +41,11 @@ def choose_in_process(text: str, profile: Profile, defaults: Mapping[str, str]) 
     """
     if not takes_long(text):
         return choose(text, profile, defaults)
-    chosen: Chosen = pickle.loads(_choose(text, profile, tuple(defaults.items())))  # noqa: S301  (of `main`)
+    chosen: ModelPolicy = pickle.loads(_choose(text, profile, tuple(defaults.items())))  # noqa: S301  (of `main`)
     return replace(chosen, profile=profile)
 
 
-def solve_again_in_process(chosen: Chosen, profile: Profile, factor: float, margin: float) -> Chosen:
+def solve_again_in_process(chosen: ModelPolicy, profile: Profile, factor: float, margin: float) -> ModelPolicy:
     """As `solved_again`; blocks meanwhile, but holds the interpreter lock only to read the result.
 
     Raises:
@@ -55,7 +55,7 @@ def solve_again_in_process(chosen: Chosen, profile: Profile, factor: float, marg
     if not takes_long(chosen.spec) and not chosen.solved_sizes:
         return solved_again(chosen, profile, factor, margin)
     sent = replace(chosen, monitor=NoMonitor(), bins=None)  # both go on changing, and neither is needed
-    found: Chosen = pickle.loads(_call(chosen.spec, solved_again, sent, profile, factor, margin))  # noqa: S301
+    found: ModelPolicy = pickle.loads(_call(chosen.spec, solved_again, sent, profile, factor, margin))  # noqa: S301
     return replace(found, profile=profile, bins=chosen.bins)
 
 
@@ -70,7 +70,7 @@ def predict_in_process(models: Mapping[str, Traffic]) -> Mapping[str, Prediction
     return found
 
 
-def _without_solver(chosen: Chosen) -> Chosen:
+def _without_solver(chosen: ModelPolicy) -> ModelPolicy:
     """A policy without what cannot be pickled, or goes on changing: of the bins the present edges stay."""
     bins = None if chosen.bins is None else chosen.bins.fixed()
     forgets = isinstance(chosen.monitor, ForgettingMonitor)  # of which a prediction uses one of its own

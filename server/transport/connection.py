@@ -17,7 +17,7 @@ from uvicorn.server import ServerState
 from server.errors import render_error
 from server.transport.chunked_body import ChunkedBody, ChunkedBodyError
 from server.transport.connection_limits import ConnectionLimit, TimeLimits, max_connections
-from server.transport.http_call import CallHead, HttpCall
+from server.transport.http_call import HttpCall, RequestHead
 from server.transport.request import Headers, RequestContext
 from server.transport.tls import Tls
 
@@ -112,7 +112,7 @@ class Connection(asyncio.BufferedProtocol):
         self._began = 0.0  # at its first byte, s of time.monotonic
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
-        self._head: CallHead | None = None  # the last one; None until all of it was parsed
+        self._head: RequestHead | None = None  # the last one; None until all of it was parsed
         self._raw_head = _NO_HEAD  # its bytes if they arrived at once
         self._is_whole = False
         self._chunked: ChunkedBody | None = None  # that arrives
@@ -373,7 +373,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._parser.should_upgrade():
             self._headers = [header for header in self._headers if header[0] not in _UPGRADE_HEADERS]
         try:
-            self._head = CallHead.of(self._parser, self._url, self._headers)
+            self._head = RequestHead.of(self._parser, self._url, self._headers)
         except httptools.HttpParserInvalidURLError:
             self._raise_parse_error(400, "malformed HTTP request: invalid request target")
         if self._health_only:

@@ -24,7 +24,7 @@ _CLOSE = (b"connection", b"close")
 
 
 @dataclass(slots=True)
-class CallHead:
+class RequestHead:
     """The head of a request.
 
     Attributes:
@@ -50,7 +50,9 @@ class CallHead:
     keep_alive: bool
 
     @classmethod
-    def of(cls, parser: httptools.HttpRequestParser, url: bytes, headers: Sequence[tuple[bytes, bytes]]) -> "CallHead":
+    def of(
+        cls, parser: httptools.HttpRequestParser, url: bytes, headers: Sequence[tuple[bytes, bytes]]
+    ) -> "RequestHead":
         """The head that a parser has found, with its request target.
 
         Raises:
@@ -98,7 +100,7 @@ class HttpCall(RequestContext):
         *("head", "is_whole", "keep_alive", "response_complete", "task"),
     )
 
-    def __init__(self, connection: "Connection", head: CallHead, began: float) -> None:
+    def __init__(self, connection: "Connection", head: RequestHead, began: float) -> None:
         """Create the call of a request with this head that began at `began`, s of time.monotonic."""
         super().__init__(head.method, head.path, head.by_name, began)
         self.head = head

@@ -12,7 +12,7 @@ from loadgen.report import Record, RunObjective, make_report, outcome_from_recor
 from loadgen.schedule import make_schedule
 from loadgen.simulated import Simulation, simulate_policy
 from loadgen.sizes import RequestSizes
-from policies.catalog import Chosen, choose, solved
+from policies.catalog import ModelPolicy, choose, solved
 from policies.profile import Profile
 from policies.queue.arrivals import Instants
 from policies.rules.maximum_wait import MaximumWait
@@ -103,7 +103,7 @@ def test_an_unknown_policy_is_an_error() -> None:
     ],
     ids=["static", "greedy", "table", "mix"],
 )
-def test_the_fast_simulation_of_a_policy_of_the_queue_length_gives_the_same_run(chosen: Chosen, cv: float) -> None:
+def test_the_fast_simulation_of_a_policy_of_the_queue_length_gives_the_same_run(chosen: ModelPolicy, cv: float) -> None:
     arrivals = make_schedule("poisson", 400.0, 5.0, 3).instants
     # an infinite maximum wait changes no action, but prevents the table lookup
     slow = replace(chosen, policy=MaximumWait(chosen.policy, DEVICE.max_batch_size, inf))

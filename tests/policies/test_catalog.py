@@ -19,7 +19,7 @@ from policies.rules.traits import ActionTable
 from policies.smdp.model import Problem
 from policies.smdp.solver import solve
 from policies.smdp.table import save_table, solve_table
-from policies.types import Kind, Launch, Request, SpecError, State, Wait
+from policies.types import BatchKey, Launch, Request, SpecError, State, Wait
 
 P4 = load_profile("googlenet-tesla-p4")
 B = P4.max_batch_size
@@ -178,10 +178,10 @@ def test_a_lone_request_is_launched_at_once_as_the_first_one_and_after_silence(
     chosen = choose(spec, profile)
     if silence is not None:
         for n in range(100):
-            chosen.monitor.arrive(Kind("m"), 1e-3 * n)
+            chosen.monitor.arrive(BatchKey("m"), 1e-3 * n)
     now = 10.0 + (silence or 0.0)
     batcher = Batcher(chosen.policy, {"m": largest}, chosen.monitor)
-    batcher.arrive(Request(0, now, Kind("m")))
+    batcher.arrive(Request(0, now, BatchKey("m")))
     assert isinstance(batcher.decide(now), Launch)
 
 
@@ -269,9 +269,9 @@ def test_a_solved_table_acts_by_its_row_nearest_in_rate() -> None:
 def test_models_of_one_device_keep_their_own_policies_and_monitors() -> None:
     policy, monitor = combine({"a": choose("greedy", P4), "b": replace(choose("static:4", P4), monitor=NoMonitor())})
     assert isinstance(policy, PerKind)
-    monitor.arrive(Kind("a"), 0.5)
-    monitor.arrive(Kind("b"), 0.5)
-    assert set(monitor.rates(0.6)) == {Kind("a")}
+    monitor.arrive(BatchKey("a"), 0.5)
+    monitor.arrive(BatchKey("b"), 0.5)
+    assert set(monitor.rates(0.6)) == {BatchKey("a")}
 
 
 def test_models_by_stages_share_one_policy_and_the_others_keep_their_own() -> None:
@@ -281,8 +281,8 @@ def test_models_by_stages_share_one_policy_and_the_others_keep_their_own() -> No
     policy, _ = combine({"a": lazy, "b": pays, "c": greedy})
     assert isinstance(policy, PerKind)
     assert policy.together == {"a", "b"}
-    tight = Request(0, 0.5, Kind("b"), deadline=0.52)
-    queue = [Request(1, 0.4, Kind("a"), deadline=0.6), tight, Request(2, 0.45, Kind("c"))]
+    tight = Request(0, 0.5, BatchKey("b"), deadline=0.52)
+    queue = [Request(1, 0.4, BatchKey("a"), deadline=0.6), tight, Request(2, 0.45, BatchKey("c"))]
     action = policy.decide(State(1.0, queue))
     assert isinstance(action, Launch)
     assert [r.id for r in action.requests] == [2], "formed before the one of least slack among the models by stages"
@@ -297,8 +297,8 @@ def test_models_by_stages_share_one_policy_and_the_others_keep_their_own() -> No
 )
 def test_if_a_model_has_an_objective_the_batch_formed_first_is_first(spec: str, first: str) -> None:
     policy, _ = combine({"a": choose(spec, P4), "b": choose("greedy", P4)})
-    queue = [Request(0, 0.4, Kind("a"), deadline=0.41), *(Request(n, 0.5, Kind("b")) for n in (1, 2, 3))]
-    action = policy.decide(State(1.0, queue, rates={Kind("a"): 0.0, Kind("b"): 0.0}))
+    queue = [Request(0, 0.4, BatchKey("a"), deadline=0.41), *(Request(n, 0.5, BatchKey("b")) for n in (1, 2, 3))]
+    action = policy.decide(State(1.0, queue, rates={BatchKey("a"): 0.0, BatchKey("b"): 0.0}))
     assert isinstance(action, Launch)
     assert action.requests[0].kind.model == first
 
@@ -314,10 +314,10 @@ def test_tables_for_a_weight_use_the_slowdown_by_other_models(spec: str, uses: b
 
 def test_after_a_swap_to_a_policy_without_stages_suspended_requests_are_finished_first() -> None:
     policy, _ = combine({"a": choose("static:4", P4)})
-    started = [Request(n, 0.0, Kind("a"), stages=4, stage=2) for n in range(2)]
-    action = policy.decide(State(0.1, [Request(9, 0.1, Kind("a"))], started))
+    started = [Request(n, 0.0, BatchKey("a"), stages=4, stage=2) for n in range(2)]
+    action = policy.decide(State(0.1, [Request(9, 0.1, BatchKey("a"))], started))
     assert action == Launch(started)
-    assert isinstance(policy.decide(State(0.1, [Request(9, 0.1, Kind("a"))])), Wait)
+    assert isinstance(policy.decide(State(0.1, [Request(9, 0.1, BatchKey("a"))])), Wait)
 
 
 def test_a_simulation_by_stages_has_ten_equal_stages_by_default() -> None:

@@ -11,7 +11,7 @@ from policies.rules.control_limit import ControlLimit, static
 from policies.rules.maximum_wait import MaximumWait
 from policies.smdp.model import Problem
 from policies.smdp.table import save_table, solve_table
-from policies.types import Kind, Launch, Request, SpecError, State
+from policies.types import BatchKey, Launch, Request, SpecError, State
 
 P4 = load_profile("googlenet-tesla-p4")
 B = P4.max_batch_size
@@ -59,7 +59,7 @@ def test_bins_are_cut_at_optimised_edges_or_in_equal_parts() -> None:
         chosen = choose(f"multi-bin:2,batch_size=4,edges={edges}", P4)
         assert chosen.bins is not None
         assert list(chosen.bins.with_edges_of(sizes).edges) == expected
-    assert choose("greedy", P4).kind("m", 5.0) == Kind("m")
+    assert choose("greedy", P4).kind("m", 5.0) == BatchKey("m")
 
 
 def test_a_solved_policy_within_bins_acts_by_each_bins_own_rate() -> None:
@@ -67,7 +67,7 @@ def test_a_solved_policy_within_bins_acts_by_each_bins_own_rate() -> None:
     alone = choose("smdp:w2=1.6,max_wait_ms=inf", P4)
     assert chosen.table is None, "its rows are by the rate of one bin, not of all requests"
     for rate in (0.1 * P4.capacity, 0.7 * P4.capacity):
-        a, b = Kind("m"), Kind("m", 1)
+        a, b = BatchKey("m"), BatchKey("m", 1)
         queue = [Request(i, 0.0, a) for i in range(5)]
         own, other = State(0.0, queue, rates={a: rate}), State(0.0, queue, rates={a: rate, b: 0.9 * P4.capacity})
         assert combine({"m": chosen})[0].decide(other) == alone.policy.decide(own)
@@ -106,5 +106,5 @@ def test_a_policy_that_decides_between_stages_needs_a_profile_without_lengths(sp
 
 def test_after_a_swap_to_bins_suspended_requests_are_finished_kind_by_kind() -> None:
     policy, _ = combine({"m": choose("multi-bin:2", P4)})
-    started = [Request(n, 0.0, Kind("m", n % 2), stages=4, stage=2) for n in range(4)]
+    started = [Request(n, 0.0, BatchKey("m", n % 2), stages=4, stage=2) for n in range(4)]
     assert policy.decide(State(0.1, [], started)) == Launch(started[::2])

@@ -10,10 +10,10 @@ from policies.catalog import CATALOG, by_stages, check_spec, choose, combine, pa
 from policies.profile import Profile, load_profile
 from policies.rules.rule import Rule
 from policies.rules.traits import QueueLengthPolicy
-from policies.types import Kind, Launch, Request, SpecError, State, Wait
+from policies.types import BatchKey, Launch, Request, SpecError, State, Wait
 
 P4 = load_profile("googlenet-tesla-p4").truncated(8)
-M = Kind("m")
+M = BatchKey("m")
 EVERY_RULE = pytest.mark.parametrize("rule", CATALOG.values(), ids=lambda rule: rule.name)
 AGES = st.lists(st.floats(0.0, 5.0), min_size=1, max_size=20).map(lambda ages: sorted(ages, reverse=True))
 RATES = st.none() | st.floats(1.0, 1e4)

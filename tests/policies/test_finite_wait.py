@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.catalog import CATALOG, Chosen, choose, combine
+from policies.catalog import CATALOG, ModelPolicy, choose, combine
 from policies.profile import load_profile
 from policies.queue.batcher import Batcher
 from policies.queue.simulator import Service, simulate
-from policies.types import Kind, Launch, Request, State, Wait
+from policies.types import BatchKey, Launch, Request, State, Wait
 
 P4 = load_profile("googlenet-tesla-p4").truncated(8)
-M = Kind("m")
+M = BatchKey("m")
 SPECS = {rule.name: rule.example for rule in CATALOG.values()}
 OBJECTIVES = {
     "least response time": "auto",
@@ -29,24 +29,24 @@ OBJECTIVES = {
 
 
 @cache
-def chosen_for(spec: str) -> Chosen:
+def chosen_for(spec: str) -> ModelPolicy:
     chosen = choose(spec, P4)
     return chosen if chosen.bins is None else replace(chosen, bins=chosen.bins.with_edges_of([0.0, 1.0, 2.0, 3.0]))
 
 
-def started(spec: str) -> Chosen:
+def started(spec: str) -> ModelPolicy:
     """The policy with a monitor that has measured nothing yet."""
     chosen = chosen_for(spec)
     return replace(chosen, monitor=deepcopy(chosen.monitor))
 
 
-def requests(instants: Sequence[float], chosen: Chosen) -> list[Request]:
+def requests(instants: Sequence[float], chosen: ModelPolicy) -> list[Request]:
     return [
         Request(i, at, chosen.kind("m", float(3 * i % 4)), deadline=at + chosen.slo) for i, at in enumerate(instants)
     ]
 
 
-def serve(chosen: Chosen, instants: Sequence[float]) -> list[Service]:
+def serve(chosen: ModelPolicy, instants: Sequence[float]) -> list[Service]:
     policy, monitor = combine({"m": chosen})
     batcher = Batcher(policy, {"m": P4.max_batch_size}, monitor)
     return list(simulate(batcher, requests(instants, chosen), lambda launch: P4.service_time(len(launch.requests))))

@@ -13,7 +13,7 @@ from policies.queue.simulator import simulate
 from policies.rules.catch_up import CatchUp, catch_up
 from policies.rules.co_located import CoLocated
 from policies.rules.lazy_batching import LazyBatching, Slack
-from policies.types import Kind, Launch, Request, State
+from policies.types import BatchKey, Launch, Request, State
 from policies.unrolled import Node, unrolled
 
 NODES = [
@@ -54,8 +54,8 @@ SENTENCES = unrolled("sentences", [Node("static", (0.625, 1.0)), Node("decoder",
 
 def test_a_request_beyond_its_prediction_is_not_preempted_without_slack() -> None:
     """Its least remaining time is one step; with none remaining, the waiting request would preempt it."""
-    late = Request(0, 0.0, Kind("sentence"), 1.5, stages=9, stage=5, started=0.0)
-    picture = Request(1, 1.0, Kind("picture"), 99.0, stages=2)
+    late = Request(0, 0.0, BatchKey("sentence"), 1.5, stages=9, stage=5, started=0.0)
+    picture = Request(1, 1.0, BatchKey("picture"), 99.0, stages=2)
     slacks: tuple[Slack, ...] = ("remaining", "oracle")
     for slack in slacks:
         pictures = LazyBatching(Profile("picture", (1.0, 1.0)).in_stages(2), slack)
@@ -86,7 +86,7 @@ def test_each_request_runs_its_own_steps_once_and_in_order_whatever_was_predicte
     steps: list[int], gaps: list[float], policy: LazyBatching | CatchUp
 ) -> None:
     instants = list(accumulate(gaps))
-    here = [Request(i, instants[i], Kind("m"), instants[i] + 9.0, stages=n) for i, n in enumerate(steps)]
+    here = [Request(i, instants[i], BatchKey("m"), instants[i] + 9.0, stages=n) for i, n in enumerate(steps)]
     batcher = Batcher(policy, {"m": 2}, NoMonitor())
     ran: dict[int, list[int]] = {}
     for service in simulate(batcher, here, lambda launch: 0.25 * (launch.stages or max(r.stages for r in here))):

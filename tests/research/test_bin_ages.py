@@ -7,7 +7,7 @@ import pytest
 from benchmarks.support.harness import load_record
 from policies.rules.lookup import ActionRow, lookup
 from policies.smdp.ages import actions_of_ages
-from policies.types import Kind, Launch, MaxAges, Request, State, Wait
+from policies.types import BatchKey, Launch, MaxAges, Request, State, Wait
 from research.bin_ages import LARGEST, ByBin, ages_of, bins_of, simulate
 
 AT_ONCE, WHEN_FULL = (MaxAges((0.0, *(age,) * (LARGEST - 1), 0.0)) for age in (0.0, inf))
@@ -16,7 +16,7 @@ AT_ONCE, WHEN_FULL = (MaxAges((0.0, *(age,) * (LARGEST - 1), 0.0)) for age in (0
 def test_each_bin_has_a_policy_of_its_own() -> None:
     rows = [ActionRow(1.0, actions_of_ages(ages, LARGEST), None, ages) for ages in (WHEN_FULL, AT_ONCE)]
     policy = ByBin([lookup([row], LARGEST) for row in rows])
-    first, second = (policy.decide(State(1.0, (Request(0, 0.5, Kind("m", i)),))) for i in (0, 1))
+    first, second = (policy.decide(State(1.0, (Request(0, 0.5, BatchKey("m", i)),))) for i in (0, 1))
     assert isinstance(first, Wait)
     assert isinstance(second, Launch)
 

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from research import co_located
 from benchmarks.support.harness import load_record
 from policies.profile import Profile, load_profile
 from policies.smdp.model import Problem
 from policies.smdp.several_bins import BinnedProblem, solve_bins
 from policies.smdp.solver import solve
-from policies.types import Kind, Launch, Policy, Request, State
+from policies.types import BatchKey, Launch, Policy, Request, State
+from research import co_located
 from research.co_located import System, Valued, policy_of, system_of
 
 
@@ -21,7 +21,7 @@ def alone(w2: float, load: float) -> System:
 def launched(policy: Policy, system: System, *queues: int) -> list[tuple[str, int]]:
     """Model and size of the launch with these queues; empty for a wait."""
     names = [profile.name for profile in system.profiles]
-    waiting = [Request(i, 0.0, Kind(name)) for name, queue in zip(names, queues, strict=True) for i in range(queue)]
+    waiting = [Request(i, 0.0, BatchKey(name)) for name, queue in zip(names, queues, strict=True) for i in range(queue)]
     action = policy.decide(State(1.0, tuple(waiting), (), {}, {}))
     return [(action.requests[0].kind.model, len(action.requests))] if isinstance(action, Launch) else []
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from policies.smdp.choice import frontier
+from policies.smdp.frontier import frontier
 from policies.smdp.response_law import response_law
 from policies.smdp.rvi import RviResult
 from policies.smdp.solver import solve

@@ -9,11 +9,11 @@ from loadgen.simulated import simulate_policy
 from policies.profile import load_profile
 from policies.queue.batcher import Batcher
 from policies.queue.simulator import simulate
-from policies.types import Kind, Launch, Request, State, Wait
+from policies.types import BatchKey, Launch, Request, State, Wait
 from research.rate_matching_literal import RateMatchingLiteral, TumblingMonitor, rate_matching_literal
 from tests.support.states import state
 
-A = Kind("a")
+A = BatchKey("a")
 L = (0.010, 0.014, 0.018, 0.022)  # s; service rates 100, 142.9, 166.7, 181.8 a second
 
 
@@ -30,9 +30,7 @@ L = (0.010, 0.014, 0.018, 0.022)  # s; service rates 100, 142.9, 166.7, 181.8 a 
 )
 def test_exactly_the_preferred_size_is_launched(at: State, expected: tuple[int, str] | Wait) -> None:
     action = RateMatchingLiteral(L).decide(at)
-    assert (
-        (len(action.requests), action.reason) if isinstance(action, Launch) else action
-    ) == expected
+    assert ((len(action.requests), action.reason) if isinstance(action, Launch) else action) == expected
 
 
 def test_a_request_that_is_left_is_drained() -> None:

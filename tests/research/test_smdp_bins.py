@@ -1,7 +1,7 @@
 """Bins decided together: the record supports what its page says, and the tables are complete."""
 
-from research import bins_live, smdp_bins
 from benchmarks.support.harness import load_record
+from research import bins_live, smdp_bins
 
 
 def test_the_policy_never_costs_more_than_the_best_existing_one_and_gains_where_bins_matter() -> None:

@@ -8,7 +8,7 @@ from functools import cache
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from policies.types import Kind, Launch, Request
+from policies.types import BatchKey, Launch, Request
 from server.energy.meters import CountingMeter, LastReading
 from server.telemetry.batch_record import BatchRecord
 from server.telemetry.metrics import Metrics
@@ -46,7 +46,7 @@ def exported() -> Mapping[str, frozenset[str]]:
 
 def _samples() -> Iterator[Sample]:
     metrics = Metrics()
-    request = Request(0, 0.0, Kind("m"), 0.5, 9.0, payload=None)
+    request = Request(0, 0.0, BatchKey("m"), 0.5, 9.0, payload=None)
     request.started = 0.1
     metrics.watch("m", lambda: 0.0, lambda: 0.0, lambda: 0.0)
     metrics.weights("m", random=False)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from policies.catalog import Chosen
+from policies.catalog import ModelPolicy
 from policies.profile import Profile
 from policies.queue.monitor import Monitor, NoMonitor
 from policies.types import Policy
@@ -69,9 +69,9 @@ class FakeExecutor:
 
 def chosen(
     policy: Policy, profile: Profile = STEPS, monitor: Monitor | None = None, **fields: Any
-) -> Mapping[str, Chosen]:
+) -> Mapping[str, ModelPolicy]:
     """One model, "m", with this policy."""
-    return {"m": Chosen("spec", "name", {}, profile, policy, monitor or NoMonitor(), **fields)}
+    return {"m": ModelPolicy("spec", "name", {}, profile, policy, monitor or NoMonitor(), **fields)}
 
 
 UNLIMITED = Limits(10**6)
@@ -80,7 +80,7 @@ Scenario = Callable[[Dispatcher, FakeExecutor], Coroutine[Any, Any, Any]]
 
 def run_scenario(
     scenario: Scenario,
-    by_model: Mapping[str, Chosen],
+    by_model: Mapping[str, ModelPolicy],
     executor: FakeExecutor | None = None,
     limits: Limits = UNLIMITED,
 ) -> Any:

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from policies.catalog import Chosen
+from policies.catalog import ModelPolicy
 from policies.charts.action_table import actions, depends_on_mean_rate, describe_policy, max_ages_at_rates
 from policies.planning.prediction import Prediction
 from policies.planning.reachability import Neighbour, objective_warnings
@@ -40,7 +40,7 @@ _ModelOnDevice = tuple[str, int]  # name of the model, and index of the device
 class _PolicyView:
     """The policy of a model on a device, its version, and its last rendered chart with the chart's name."""
 
-    chosen: Chosen
+    chosen: ModelPolicy
     version: int = 1
     chart_name: str = ""
     chart: bytes = b""
@@ -198,7 +198,9 @@ def _status(fleet: Fleet, model: str) -> str:
     return "unavailable" if not any(dispatcher.up for dispatcher in fleet.dispatchers) else "draining"
 
 
-def _chart(chosen: Chosen, model: str, mean_rate: float | None, name: str, neighbours: Sequence[Neighbour]) -> bytes:
+def _chart(
+    chosen: ModelPolicy, model: str, mean_rate: float | None, name: str, neighbours: Sequence[Neighbour]
+) -> bytes:
     table = actions(chosen, model, mean_rate)
     return orjson.dumps(
         {

@@ -8,8 +8,8 @@ from typing import Any
 from server.api.inference import ANY_BODY, JSON_REMEDY, Inference
 from server.api.open_inference.documents import VERSION
 from server.api.open_inference.protocol import (
-    CallHeader,
     InferCall,
+    InferHeader,
     document_of,
     parse_header,
     parse_header_length,
@@ -38,7 +38,7 @@ class Infer:
     def __init__(self, inference: Inference) -> None:
         """`inference` serves the calls."""
         self._inference = inference
-        self._headers: dict[tuple[str, bytes], CallHeader] = {}  # of documents that clients repeat
+        self._headers: dict[tuple[str, bytes], InferHeader] = {}  # of documents that clients repeat
 
     def model_of(self, path: str) -> str | None:
         """Return the name of the model in the path of an inference call; None for other paths."""

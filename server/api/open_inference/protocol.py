@@ -83,7 +83,7 @@ def parse_header_length(sent: bytes | None) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class CallHeader:
+class InferHeader:
     """What the JSON document of a call says; calls with equal documents have equal headers.
 
     Attributes:
@@ -122,7 +122,7 @@ def parse_infer(body: Body, header_length: int | None, signature: Signature, max
     return read_call(parse_header(text, signature, max_samples), body, len(text))
 
 
-def parse_header(text: bytes, signature: Signature, max_samples: int) -> CallHeader:
+def parse_header(text: bytes, signature: Signature, max_samples: int) -> InferHeader:
     """Read the JSON document of a call; arguments and errors as for `parse_infer`."""
     document = parse_object(text, "inference document", "an object with `inputs`")
     parameters = _optional(document, "parameters", dict, {})
@@ -132,7 +132,7 @@ def parse_header(text: bytes, signature: Signature, max_samples: int) -> CallHea
     types = {name: _read_type(entry, of) for name, (entry, of) in entries.items()}
     _check_samples(types, max_samples)
     sizes = {name: _binary_size(entry, name) for name, (entry, _) in entries.items()}
-    return CallHeader(
+    return InferHeader(
         id=_read_id(document),
         timeout=_non_negative(parameters, "timeout") / 1e6 or None,
         tensors={name: (*types[name], size) for name, size in sizes.items()},
@@ -142,7 +142,7 @@ def parse_header(text: bytes, signature: Signature, max_samples: int) -> CallHea
     )
 
 
-def read_call(header: CallHeader, body: Body, start: int) -> InferCall:
+def read_call(header: InferHeader, body: Body, start: int) -> InferCall:
     """Read the tensors of a call; those that are binary are in the body from `start` on, in the order of the header.
 
     Raises:
@@ -259,7 +259,7 @@ def _check_samples(types: Mapping[str, tuple[str, tuple[int, ...]]], max_samples
         raise BadInputError(f"input {other} has {counts[other]} samples, {name} has {samples}; send the same number")
 
 
-def _size_error(header: CallHeader, follow: int) -> BadInputError:
+def _size_error(header: InferHeader, follow: int) -> BadInputError:
     """The error of a call whose binary tensors do not take exactly the `follow` bytes after the JSON."""
     binary = [name for name, (_, _, size) in header.tensors.items() if size is not None]
     if not binary:

@@ -5,7 +5,7 @@ import pytest
 from policies.catalog import CATALOG, choose
 from policies.charts.action_table import actions, depends_on_mean_rate, describe_policy
 from policies.profile import Profile, load_profile
-from policies.types import Kind, Launch, Request, State
+from policies.types import BatchKey, Launch, Request, State
 
 P4 = load_profile("googlenet-tesla-p4").truncated(8)
 
@@ -28,7 +28,7 @@ def test_a_mean_rate_selects_the_rows_that_decide() -> None:
         for rate, row, plain in zip(shown.rates, shown.batch_size, actions(chosen, "m").batch_size, strict=True)
         if row != plain
     )
-    kind = Kind("m")
+    kind = BatchKey("m")
     for n, size in list(zip(shown.queue_lengths, row, strict=True))[1:]:
         waiting = [Request(i, 0.0, kind) for i in range(n)]
         answer = chosen.policy.decide(State(0.0, waiting, (), {kind: rate}, {kind: low}))

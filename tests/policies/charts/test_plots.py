@@ -14,8 +14,8 @@ from policies.charts.action_chart import ChartRow, chart_rows, control_limit_vio
 from policies.charts.averages import Tradeoff, benchmarks, distribution_chart, frontier_chart, tradeoff
 from policies.charts.plots import plot_policy, plot_table
 from policies.profile import load_profile
-from policies.smdp.choice import MeanBound, choose_weight, frontier
 from policies.smdp.distributions import Gamma
+from policies.smdp.frontier import MeanBound, choose_weight, frontier
 from policies.smdp.model import Problem
 from policies.smdp.solver import Solution, solve
 

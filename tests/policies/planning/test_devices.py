@@ -12,7 +12,7 @@ from policies.planning.prices import Price, check_flags, priced
 from policies.profile import Profile, load_profile
 from policies.queue.simulator import estimate
 from policies.smdp.ages import ResponseBounds
-from policies.smdp.choice import MeanBound, UnreachableError, choose_weight, parse_bound
+from policies.smdp.frontier import MeanBound, UnreachableError, choose_weight, parse_bound
 from policies.smdp.model import Problem
 from policies.smdp.solver import evaluate, solve
 from policies.types import SpecError

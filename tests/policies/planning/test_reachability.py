@@ -9,7 +9,7 @@ import pytest
 from policies.catalog import choose
 from policies.planning.reachability import Neighbour, objective_warnings, reachability
 from policies.profile import load_profile
-from policies.smdp.choice import ShareBound, UnreachableError, choose_weight
+from policies.smdp.frontier import ShareBound, UnreachableError, choose_weight
 from policies.smdp.model import Problem
 from policies.smdp.trial import simulated_percentile
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from policies.queue.batcher import Batcher
 from policies.queue.monitor import ForgettingMonitor, NoMonitor
 from policies.rules.control_limit import greedy
-from policies.types import Action, Kind, Launch, Policy, PolicyError, Request, State, Wait
+from policies.types import Action, BatchKey, Launch, Policy, PolicyError, Request, State, Wait
 
-M = Kind("m")
+M = BatchKey("m")
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def test_an_invalid_action_raises_and_loses_no_request(policy: Policy, rule: str
 
 
 def test_a_batch_must_be_of_one_kind() -> None:
-    queue = batcher(LaunchIndices([0, 1]), Request(0, 0.0, M), Request(1, 0.0, Kind("n")))
+    queue = batcher(LaunchIndices([0, 1]), Request(0, 0.0, M), Request(1, 0.0, BatchKey("n")))
     with pytest.raises(PolicyError, match="one kind"):
         queue.decide(1.0)
 
@@ -103,7 +103,7 @@ def test_one_batch_at_a_time() -> None:
 
 def test_a_request_for_an_unknown_model_is_rejected() -> None:
     with pytest.raises(PolicyError, match="'x' is not served"):
-        batcher(greedy(4), Request(0, 0.0, Kind("x")))
+        batcher(greedy(4), Request(0, 0.0, BatchKey("x")))
 
 
 def test_an_empty_queue_waits_without_a_decision() -> None:
@@ -252,7 +252,7 @@ def test_a_request_completes_after_its_own_last_stage() -> None:
 def test_every_request_can_be_assigned_a_new_kind() -> None:
     queue = batcher(LaunchIndices([0], 1), *three())
     running = queue.decide(1.0)
-    queue.set_kinds(lambda r: Kind("m", r.id))
+    queue.set_kinds(lambda r: BatchKey("m", r.id))
     assert isinstance(running, Launch)
     queue.complete(running)
     assert [r.kind.bin for r in (*queue.state(2.0).waiting, *queue.suspended)] == [1, 2, 0]
@@ -277,7 +277,7 @@ def test_waiting_requests_are_counted_by_model(data: st.DataObject) -> None:
     for now in range(data.draw(st.integers(1, 25))):
         match data.draw(st.sampled_from(["arrive", "arrive", "decide", "complete", "cancel", "fail"])):
             case "arrive":
-                request = Request(now, now, Kind(data.draw(st.sampled_from("mn"))), stages=2)
+                request = Request(now, now, BatchKey(data.draw(st.sampled_from("mn"))), stages=2)
                 arrived.append(request)
                 queue.arrive(request)
             case "decide" if launch is None and len(queue):

@@ -11,7 +11,7 @@ from policies.queue.monitor import NoMonitor
 from policies.queue.simulator import run
 from policies.rules.control_limit import static
 from policies.rules.per_kind import PerKind
-from policies.types import Kind, Request
+from policies.types import BatchKey, Request
 
 
 def test_the_first_formed_batch_is_served_first() -> None:
@@ -58,7 +58,7 @@ def test_one_server_agrees_with_the_batcher_under_the_printed_policy(rate: float
     arrivals, sizes = np.cumsum(rng.exponential(1.0 / rate, 600)), rng.uniform(1.0, 20.0, 600)
     bins = np.searchsorted(edges, sizes, side="right")
     requests = [
-        Request(i, at, Kind("", each), size=size)
+        Request(i, at, BatchKey("", each), size=size)
         for i, (at, size, each) in enumerate(
             zip(arrivals.tolist(), sizes.tolist(), bins.tolist(), strict=True),
         )

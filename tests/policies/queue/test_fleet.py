@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from policies.catalog import Chosen, choose, solved
+from policies.catalog import ModelPolicy, choose, solved
 from policies.profile import Profile, load_profile
 from policies.queue.arrivals import poisson
 from policies.queue.batcher import Batcher
@@ -13,15 +13,15 @@ from policies.queue.fleet import FleetRun, random_routing, run_fleet, shortest_e
 from policies.queue.simulator import Run, Station, estimate, run
 from policies.smdp.model import Problem
 from policies.smdp.solver import solve
-from policies.types import Kind, Launch, Request
+from policies.types import BatchKey, Launch, Request
 
-M = Kind("m")
+M = BatchKey("m")
 P4 = load_profile("googlenet-tesla-p4")
 FAST = Profile("fast", (1.0, 1.5, 2.0, 2.5), energies=(4.0, 5.0, 6.0, 7.0))
 SLOW = Profile("slow", (2.0, 3.0, 4.0, 5.0), energies=(1.0, 2.0, 3.0, 4.0))
 
 
-def station(chosen: Chosen) -> Station:
+def station(chosen: ModelPolicy) -> Station:
     profile = chosen.profile
 
     def service_time(launch: Launch) -> float:

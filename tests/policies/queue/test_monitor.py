@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from policies.queue.monitor import ForgettingMonitor, NoMonitor, PerModelMonitor, inherit_rates
-from policies.types import Kind
+from policies.types import BatchKey
 
-A, B = Kind("a"), Kind("b")
+A, B = BatchKey("a"), BatchKey("b")
 
 
 def test_the_estimate_of_a_steady_stream_is_its_rate() -> None:
@@ -128,9 +128,9 @@ def test_each_model_has_the_monitor_of_its_policy() -> None:
 def test_the_number_of_kinds_measured_at_once_is_bounded() -> None:
     monitor = ForgettingMonitor(1.0)
     for index in range(1000):
-        monitor.arrive(Kind("m", 0, str(index)), index * 0.01)
-        monitor.arrive(Kind("m", 0, "frequent"), index * 0.01)
+        monitor.arrive(BatchKey("m", 0, str(index)), index * 0.01)
+        monitor.arrive(BatchKey("m", 0, "frequent"), index * 0.01)
     rates = monitor.rates(10.0)
     assert len(rates) <= 256
-    assert Kind("m", 0, "frequent") in rates, "those that arrived last are kept"
-    assert Kind("m", 0, "0") not in rates
+    assert BatchKey("m", 0, "frequent") in rates, "those that arrived last are kept"
+    assert BatchKey("m", 0, "0") not in rates

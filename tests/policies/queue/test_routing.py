@@ -4,7 +4,7 @@ from policies.catalog import choose
 from policies.profile import Profile
 from policies.queue.batcher import Batcher
 from policies.queue.routing import backlog, least_delay
-from policies.types import Kind, Launch, Request
+from policies.types import BatchKey, Launch, Request
 
 FAST = Profile("fast", (1.0, 1.5, 2.0, 2.5))
 SLOW = Profile("slow", (2.0, 3.0, 4.0, 5.0))
@@ -14,7 +14,7 @@ def _batcher(profile: Profile, waiting: int) -> Batcher:
     chosen = choose("greedy", profile)
     batcher = Batcher(chosen.policy, {"m": profile.max_batch_size}, chosen.monitor)
     for i in range(waiting):
-        batcher.arrive(Request(i, 0.0, Kind("m")))
+        batcher.arrive(Request(i, 0.0, BatchKey("m")))
     return batcher
 
 
@@ -32,7 +32,7 @@ def test_suspended_requests_count_with_their_remaining_stages() -> None:
     profile = FAST.in_stages(4)
     chosen = choose("lazy:slo_ms=100000", profile)
     batcher = Batcher(chosen.policy, {"m": profile.max_batch_size}, chosen.monitor)
-    batcher.arrive(Request(0, 0.0, Kind("m"), stages=4))
+    batcher.arrive(Request(0, 0.0, BatchKey("m"), stages=4))
     launch = batcher.decide(0.0)
     assert isinstance(launch, Launch)
     assert batcher.complete(launch) == []

@@ -9,9 +9,9 @@ from policies.queue.batcher import Batcher
 from policies.queue.monitor import NoMonitor
 from policies.queue.simulator import Service, run, simulate
 from policies.rules.control_limit import ControlLimit, greedy, serial, static
-from policies.types import Kind, Launch, Request
+from policies.types import BatchKey, Launch, Request
 
-M = Kind("m")
+M = BatchKey("m")
 P4 = load_profile("googlenet-tesla-p4")
 
 

@@ -23,13 +23,13 @@ from policies.smdp.distributions import DETERMINISTIC, Gamma
 from policies.smdp.model import Problem
 from policies.smdp.solver import evaluate, solve
 from policies.smdp.trial import Trial
-from policies.types import Kind, MaxAges, Mix, Policy, Request
+from policies.types import BatchKey, MaxAges, Mix, Policy, Request
 from research.papers.runs import TABLE_I
 
 P4 = load_profile("googlenet-tesla-p4")
 STATIC_8 = (0,) * 8 + (8,)
 GREEDY = tuple(range(33))
-M = Kind("m")
+M = BatchKey("m")
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from policies.rules.co_located import CoLocated
 from policies.rules.lazy_batching import LazyBatching, Slack, stack_of
 from policies.smdp.model import Problem
 from policies.smdp.solver import evaluate
-from policies.types import Action, Kind, Launch, Policy, Request, State, Wait
+from policies.types import Action, BatchKey, Launch, Policy, Request, State, Wait
 
-M, LOOSE, TIGHT = Kind("m"), Kind("loose"), Kind("tight")
+M, LOOSE, TIGHT = BatchKey("m"), BatchKey("loose"), BatchKey("tight")
 # four stages; 1 s alone, 0.25 s more for each further request: exact in binary
 FOUR = Profile("four", (1.0, 1.25, 1.5, 1.75)).in_stages(4)
 # an eighth longer stage by stage than in one launch
@@ -32,11 +32,11 @@ A_LITTLE = replace(FOUR, stage_service_times=tuple((1.001 * t / 4,) * 4 for t in
 PRINTED, REMAINING, ORACLE = (LazyBatching(FOUR, slack) for slack in ("printed", "remaining", "oracle"))
 
 
-def suspended(id_: int, stage: int, started: float = 0.0, deadline: float = inf, kind: Kind = M) -> Request:
+def suspended(id_: int, stage: int, started: float = 0.0, deadline: float = inf, kind: BatchKey = M) -> Request:
     return Request(id_, started, kind, deadline, stages=4, stage=stage, started=started)
 
 
-def arrivals(*deadlines: float, kind: Kind = M) -> list[Request]:
+def arrivals(*deadlines: float, kind: BatchKey = M) -> list[Request]:
     return [Request(100 + i, 0.0, kind, deadline, stages=4) for i, deadline in enumerate(deadlines)]
 
 
@@ -334,7 +334,7 @@ def test_co_located_models_serve_every_request(gaps: list[float], seed: int) -> 
     requests = []
     for i, at in enumerate(np.cumsum(gaps).tolist()):
         model, stages, slo = models[int(rng.integers(2))]
-        requests.append(Request(i, at, Kind(model), at + slo, stages=stages))
+        requests.append(Request(i, at, BatchKey(model), at + slo, stages=stages))
     batcher = Batcher(BOTH, {"loose": 4, "tight": 2}, NoMonitor())
     passed: dict[int, list[int]] = {}
     for service in simulate(batcher, requests, lambda _: 0.2):

@@ -13,7 +13,7 @@ from policies.catalog import choose
 from policies.profile import Profile
 from policies.queue.arrivals import poisson
 from policies.rules.length_aware import length_aware
-from policies.types import Kind, Launch, Request, State
+from policies.types import BatchKey, Launch, Request, State
 
 LENGTHS = (8, 32, 64, 128, 256)
 
@@ -27,9 +27,9 @@ def padded(fixed: float, each: float, per_batch: float = 0.0, largest: int = 8) 
 def launched(profile: Profile, lengths: list[float], rate: float = 0.0) -> list[int]:
     """Positions in the queue of the requests of the batch."""
     requests = [
-        Request(n, float(n), Kind("m"), size=profile.service_time(1, length)) for n, length in enumerate(lengths)
+        Request(n, float(n), BatchKey("m"), size=profile.service_time(1, length)) for n, length in enumerate(lengths)
     ]
-    action = length_aware(profile).decide(State(99.0, requests, rates={Kind("m"): rate}))
+    action = length_aware(profile).decide(State(99.0, requests, rates={BatchKey("m"): rate}))
     assert isinstance(action, Launch)
     return [request.id for request in action.requests]
 

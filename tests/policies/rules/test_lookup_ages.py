@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from policies.catalog import Chosen, choose, solved, solved_again
+from policies.catalog import ModelPolicy, choose, solved, solved_again
 from policies.profile import Profile
 from policies.queue.batcher import Batcher
 from policies.queue.monitor import NoMonitor
 from policies.rules.lookup import ActionRow, Lookup, lookup
 from policies.rules.maximum_wait import MaximumWait
 from policies.smdp.table import PolicyTable, TableRow, save_table
-from policies.types import Kind, Launch, MaxAges, Request, State, Wait
+from policies.types import BatchKey, Launch, MaxAges, Request, State, Wait
 
 AGES = MaxAges((0.0, 0.010, 0.004, 0.0))
 SMALL = Profile("small", (0.002, 0.003, 0.0035, 0.004), energies=(1.0, 1.2, 1.4, 1.6))
@@ -24,7 +24,7 @@ def policy(ages: MaxAges = AGES, largest: int = 4) -> Lookup:
 
 def state(now: float, *arrivals: float, rate: float | None = None, first_id: int = 0) -> State:
     waiting = [Request(first_id + i, at) for i, at in enumerate(arrivals)]
-    return State(now, waiting, (), {} if rate is None else {Kind(): rate})
+    return State(now, waiting, (), {} if rate is None else {BatchKey(): rate})
 
 
 @pytest.mark.parametrize(
@@ -120,11 +120,11 @@ def test_the_next_request_is_the_oldest_after_a_cancellation() -> None:
 
 
 @pytest.fixture
-def chosen(few_loads: None) -> Chosen:
+def chosen(few_loads: None) -> ModelPolicy:
     return choose("smdp:slo_p95_ms=12", SMALL)
 
 
-def test_a_bound_on_a_percentile_is_solved_for_maximum_ages(chosen: Chosen) -> None:
+def test_a_bound_on_a_percentile_is_solved_for_maximum_ages(chosen: ModelPolicy) -> None:
     assert chosen.table is not None
     assert all(row.max_ages is not None for row in chosen.table.rows)
     assert chosen.table.bound == {"slo_p95_ms": 12.0}
@@ -136,7 +136,7 @@ def test_a_bound_on_a_percentile_is_solved_for_maximum_ages(chosen: Chosen) -> N
     assert all((row.mean_power or inf) <= (other.mean_power or 0.0) * 1.001 for row, other in pairs)
 
 
-def test_a_margin_solves_for_a_smaller_bound_and_keeps_the_objective(chosen: Chosen) -> None:
+def test_a_margin_solves_for_a_smaller_bound_and_keeps_the_objective(chosen: ModelPolicy) -> None:
     again, inside = solved_again(chosen, SMALL, margin=0.002), choose("smdp:slo_p95_ms=10", SMALL)
     assert again.table is not None
     assert inside.table is not None

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.catalog import Chosen, choose, combine
+from policies.catalog import ModelPolicy, choose, combine
 from policies.profile import Profile
 from policies.queue.arrivals import poisson
 from policies.queue.batcher import Batcher
 from policies.queue.simulator import Service, simulate
 from policies.rules.multi_bin import Bins, mispredicted
-from policies.types import Kind, Launch, Request
+from policies.types import BatchKey, Launch, Request
 
 LENGTHS = Profile("lengths", (1.0, 1.0, 1.0, 1.0), lengths=(0, 1), length_service_times=((0.0, 1.0),) * 4)
 
@@ -77,23 +77,23 @@ def test_reading_a_kind_does_not_change_the_bins() -> None:
 )
 def test_an_error_is_one_of_the_neighbouring_bins(true: int, expected: dict[int, float]) -> None:
     rng = np.random.default_rng(1)
-    counts = Counter(mispredicted(Kind("m", true), 4, 0.2, rng).bin for _ in range(10_000))
+    counts = Counter(mispredicted(BatchKey("m", true), 4, 0.2, rng).bin for _ in range(10_000))
     # five standard errors of a share of 10,000
     assert {each: counts[each] / 10_000 for each in counts} == pytest.approx(expected, abs=0.025)
 
 
 def test_without_errors_every_kind_is_the_true_one() -> None:
     rng = np.random.default_rng(1)
-    assert all(mispredicted(Kind("m", 1), 3, 0.0, rng) == Kind("m", 1) for _ in range(100))
+    assert all(mispredicted(BatchKey("m", 1), 3, 0.0, rng) == BatchKey("m", 1) for _ in range(100))
 
 
-def knowing(spec: str, sizes: Sequence[float]) -> Chosen:
+def knowing(spec: str, sizes: Sequence[float]) -> ModelPolicy:
     chosen = choose(spec, LENGTHS)
     assert chosen.bins is not None
     return replace(chosen, bins=chosen.bins.with_edges_of(sizes))
 
 
-def requests(chosen: Chosen, gaps: Sequence[float], sizes: Sequence[float]) -> list[Request]:
+def requests(chosen: ModelPolicy, gaps: Sequence[float], sizes: Sequence[float]) -> list[Request]:
     instants = np.cumsum(gaps).tolist()
     return [
         Request(i, at, chosen.kind("m", size), size=size, payload=size)
@@ -101,7 +101,7 @@ def requests(chosen: Chosen, gaps: Sequence[float], sizes: Sequence[float]) -> l
     ]
 
 
-def serve(chosen: Chosen, here: Sequence[Request]) -> list[Service]:
+def serve(chosen: ModelPolicy, here: Sequence[Request]) -> list[Service]:
     policy, monitor = combine({"m": chosen})
     batcher = Batcher(policy, {"m": 4}, monitor)
     return list(simulate(batcher, here, longest))
@@ -207,7 +207,7 @@ def test_uniform_sizes_have_the_throughput_of_equation_4(spec: str, bins: int, t
     assert served / elapsed == pytest.approx(throughput, rel=0.01)
 
 
-def kinds_after(change: Callable[[Request], Kind]) -> list[Kind]:
+def kinds_after(change: Callable[[Request], BatchKey]) -> list[BatchKey]:
     chosen = knowing("multi-bin:2", [1.0, 9.0])
     policy, monitor = combine({"m": chosen})
     batcher = Batcher(policy, {"m": 4}, monitor)
@@ -218,11 +218,11 @@ def kinds_after(change: Callable[[Request], Kind]) -> list[Kind]:
 
 
 def test_a_swap_recomputes_the_kinds_of_waiting_requests() -> None:
-    assert kinds_after(lambda r: r.kind) == [Kind("m", 0), Kind("m", 1), Kind("m", 0)]
+    assert kinds_after(lambda r: r.kind) == [BatchKey("m", 0), BatchKey("m", 1), BatchKey("m", 0)]
     other = knowing("multi-bin:3", [1.0, 5.0, 9.0])
-    assert kinds_after(lambda r: other.kind("m", r.size)) == [Kind("m", 0), Kind("m", 2), Kind("m", 1)]
+    assert kinds_after(lambda r: other.kind("m", r.size)) == [BatchKey("m", 0), BatchKey("m", 2), BatchKey("m", 1)]
     plain = choose("greedy", LENGTHS)
-    assert set(kinds_after(lambda r: plain.kind("m", r.size))) == {Kind("m")}
+    assert set(kinds_after(lambda r: plain.kind("m", r.size))) == {BatchKey("m")}
 
 
 def test_a_request_at_its_maximum_wait_is_launched_before_a_full_batch() -> None:

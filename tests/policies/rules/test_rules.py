@@ -15,14 +15,14 @@ from policies.rules.max_under_deadline import MaxUnderDeadline
 from policies.rules.maximum_wait import MaximumWait
 from policies.rules.per_kind import PerKind, slowdowns
 from policies.rules.rate_matching import RateMatching
-from policies.types import Kind, Launch, Mix, Policy, Request, State, Wait
+from policies.types import BatchKey, Launch, Mix, Policy, Request, State, Wait
 from tests.support.states import state, waiting
 
 L = (0.010, 0.014, 0.018, 0.022)  # s; service rates 100, 142.9, 166.7, 181.8 a second
 TABLE = lookup([ActionRow(10.0, (0, 0, 2)), ActionRow(20.0, (0, 0, 2)), ActionRow(40.0, (0, 0, 0, 3))], 4)
 
-BINS = (Kind("m", 0), Kind("m", 1))
-MODELS = (Kind("a"), Kind("b"))
+BINS = (BatchKey("m", 0), BatchKey("m", 1))
+MODELS = (BatchKey("a"), BatchKey("b"))
 PROFILES = {name: Profile(name, L) for name in ("a", "b")}
 
 WEIGHTED = weighted(  # limit 1 where power counts half, 2 as it is, 3 from 30 a second on where it counts twice
@@ -88,13 +88,13 @@ def test_policy_decides(policy: Policy, at: State, expected: tuple[int, str] | W
     assert launched(policy, at) == expected
 
 
-def of_two(first: Sequence[float], second: Sequence[float], kinds: Sequence[Kind] = BINS) -> State:
+def of_two(first: Sequence[float], second: Sequence[float], kinds: Sequence[BatchKey] = BINS) -> State:
     """Requests of two kinds that arrived at these instants, at 3.0 s."""
     here = sorted([(at, kinds[0]) for at in first] + [(at, kinds[1]) for at in second])
     return State(3.0, [Request(n, at, kind) for n, (at, kind) in enumerate(here)])
 
 
-def first_launched(policy: Policy, at: State) -> Kind:
+def first_launched(policy: Policy, at: State) -> BatchKey:
     action = policy.decide(at)
     assert isinstance(action, Launch)
     return action.requests[0].kind
@@ -147,7 +147,7 @@ def test_of_models_of_unequal_service_times_the_faster_one_is_first() -> None:
 
 
 def test_of_the_model_that_is_first_the_bin_that_was_formed_first_is_launched() -> None:
-    kinds = Kind("a", 0), Kind("a", 1), Kind("b")
+    kinds = BatchKey("a", 0), BatchKey("a", 1), BatchKey("b")
     at = ((kinds[1], 1.0), (kinds[2], 1.1), (kinds[0], 2.0), (kinds[0], 2.1), (kinds[0], 2.2))
     state = State(3.0, [Request(n, instant, kind) for n, (kind, instant) in enumerate(at)])
     policy = PerKind({"a": greedy(4), "b": greedy(4)}, PROFILES)
@@ -155,12 +155,12 @@ def test_of_the_model_that_is_first_the_bin_that_was_formed_first_is_launched() 
 
 
 def test_while_requests_are_between_stages_the_batch_that_was_formed_first_is_first() -> None:
-    started = [Request(9, 1.5, Kind("a"), stages=4, stage=2)]
-    waiting_b = [Request(n, 2.5, Kind("b")) for n in range(4)]
+    started = [Request(9, 1.5, BatchKey("a"), stages=4, stage=2)]
+    waiting_b = [Request(n, 2.5, BatchKey("b")) for n in range(4)]
     finishing = FinishSuspended(greedy(4), Drain({"a": 4}))
     policy = PerKind({"a": finishing, "b": greedy(4)}, PROFILES)
     assert first_launched(policy, State(3.0, waiting_b, started)).model == "a"
-    assert first_launched(policy, State(3.0, [*waiting_b, Request(9, 2.9, Kind("a"))])).model == "b"
+    assert first_launched(policy, State(3.0, [*waiting_b, Request(9, 2.9, BatchKey("a"))])).model == "b"
 
 
 CAPACITY = PROFILES["a"].capacity
@@ -175,7 +175,7 @@ def test_a_table_is_looked_up_at_the_rate_times_the_slowdown_unless_it_was_solve
     for table, expected in ((plain, 1), (replace(plain, uses_slowdown=True), limit)):
         policy = PerKind({"a": table, "b": static(4)}, PROFILES)
         for n in (1, 2, 3):
-            at = State(1.0, waiting_of(Kind("a"), n), rates={Kind("a"): 10.0, Kind("b"): others * CAPACITY})
+            at = State(1.0, waiting_of(BatchKey("a"), n), rates={BatchKey("a"): 10.0, BatchKey("b"): others * CAPACITY})
             assert isinstance(policy.decide(at), Launch) == (n >= expected), (n, others)
 
 
@@ -183,7 +183,7 @@ def test_a_model_with_hardly_any_arrivals_is_launched_at_once_beside_a_busy_one(
     table = replace(lookup([ActionRow(10.0, (0, 0, 2)), ActionRow(40.0, (0, 0, 2))], 4), uses_slowdown=True)
     policy = PerKind({"a": table, "b": static(4)}, PROFILES)
     for rate, launches in ((4.9, True), (5.1, False)):  # half the lowest rate
-        at = State(1.0, waiting_of(Kind("a"), 1), rates={Kind("a"): rate, Kind("b"): 0.9 * CAPACITY})
+        at = State(1.0, waiting_of(BatchKey("a"), 1), rates={BatchKey("a"): rate, BatchKey("b"): 0.9 * CAPACITY})
         assert isinstance(policy.decide(at), Launch) == launches
 
 
@@ -191,7 +191,7 @@ def test_a_model_with_hardly_any_arrivals_is_launched_at_once_beside_a_busy_one(
 def test_beside_other_models_a_table_launches_all_that_wait(others: float, size: int) -> None:
     table = replace(lookup([ActionRow(10.0, (0, 1, 2, 2))], 4), uses_slowdown=True)
     policy = PerKind({"a": table, "b": static(4)}, PROFILES)
-    at = State(1.0, waiting_of(Kind("a"), 3), rates={Kind("a"): 10.0, Kind("b"): others * CAPACITY})
+    at = State(1.0, waiting_of(BatchKey("a"), 3), rates={BatchKey("a"): 10.0, BatchKey("b"): others * CAPACITY})
     action = policy.decide(at)
     assert isinstance(action, Launch)
     assert len(action.requests) == size
@@ -204,9 +204,12 @@ def test_a_model_that_others_slow_down_by_c_has_its_power_weighted_by_1_over_c_s
     rows = [ActionRow(10.0, (0, 0, 2)), ActionRow(17.0, (0, 0, 2))]
     table = weighted(lookup(rows, 4), {0.5: [ActionRow(10.0, (0, 1))]})  # limit 1 if power counts half
     policy = PerKind({"a": replace(table, uses_slowdown=True), "b": static(4)}, PROFILES)
-    rates = {Kind("a"): 10.0, Kind("b"): others * CAPACITY}  # c = 1 / (1 - others); the factors meet at 1 / sqrt(2)
+    rates = {
+        BatchKey("a"): 10.0,
+        BatchKey("b"): others * CAPACITY,
+    }  # c = 1 / (1 - others); the factors meet at 1 / sqrt(2)
     for n in (1, 2):
-        action = policy.decide(State(1.0, waiting_of(Kind("a"), n), rates=rates, mean_rates={Kind("a"): 10.0}))
+        action = policy.decide(State(1.0, waiting_of(BatchKey("a"), n), rates=rates, mean_rates={BatchKey("a"): 10.0}))
         assert isinstance(action, Launch) == (n >= limit)
 
 
@@ -223,16 +226,16 @@ def test_a_model_that_others_slow_down_by_c_has_its_power_weighted_by_1_over_c_s
 def test_other_models_leave_the_rest_of_the_time(
     loads: tuple[float, float], expected: tuple[float, float | None]
 ) -> None:
-    found = slowdowns({Kind(m): load * CAPACITY for m, load in zip("ab", loads, strict=True)}, PROFILES)
+    found = slowdowns({BatchKey(m): load * CAPACITY for m, load in zip("ab", loads, strict=True)}, PROFILES)
     assert (found.get("a"), found.get("b")) == pytest.approx(expected)
 
 
-def waiting_of(kind: Kind, number: int) -> list[Request]:
+def waiting_of(kind: BatchKey, number: int) -> list[Request]:
     return [Request(n, 0.9, kind) for n in range(number)]
 
 
 def test_per_kind_uses_each_kinds_own_rate_and_waits_until_the_earliest_instant() -> None:
-    a, b = Kind("a"), Kind("b")
+    a, b = BatchKey("a"), BatchKey("b")
     queue = [Request(0, 0.0, a), Request(1, 0.1, b)]
     action = PerKind({"a": RateMatching(L), "b": timeout(4, 5.0)}, PROFILES).decide(
         State(1.0, queue, rates={a: 150.0, b: 1.0})
@@ -259,7 +262,7 @@ def test_per_kind_uses_each_kinds_own_rate_and_waits_until_the_earliest_instant(
 def test_with_a_varying_rate_power_is_weighted_by_mean_over_measured_rate(
     rate: float, mean_rate: float | None, limit: int
 ) -> None:
-    kind = Kind("m")
+    kind = BatchKey("m")
     means = {} if mean_rate is None else {kind: mean_rate}
     for n in range(1, 4):
         action = WEIGHTED.decide(State(1.0, waiting(*[0.9] * n), rates={kind: rate}, mean_rates=means))
@@ -269,10 +272,10 @@ def test_with_a_varying_rate_power_is_weighted_by_mean_over_measured_rate(
 
 
 def test_a_kind_keeps_its_own_rate_and_its_own_mean() -> None:
-    a, b = Kind("a"), Kind("b")
+    a, b = BatchKey("a"), BatchKey("b")
     both = State(1.0, [Request(0, 0.9, a), Request(1, 0.9, b)], rates={a: 10.0, b: 30.0}, mean_rates={a: 7.0, b: 5.0})
     assert (both.arrival_rate, both.mean_rate) == (40.0, 12.0)
-    own, other = both.by_kind()[a], both.among([Kind("c")])
+    own, other = both.by_kind()[a], both.among([BatchKey("c")])
     assert (own.arrival_rate, own.mean_rate, own.reevaluate_at) == (10.0, 7.0, 1.0 + 3 / 10)
     assert (other.rates, other.mean_rates) == ({}, {})
     action = PerKind({"a": WEIGHTED, "b": WEIGHTED}, PROFILES).decide(both)
@@ -281,7 +284,7 @@ def test_a_kind_keeps_its_own_rate_and_its_own_mean() -> None:
 
 
 def test_drain_finishes_suspended_requests_before_it_starts_waiting_ones() -> None:
-    started = [Request(0, 0.0, Kind("m"), stages=2, stage=1)]
+    started = [Request(0, 0.0, BatchKey("m"), stages=2, stage=1)]
     action = Drain({"m": 4}).decide(State(1.0, waiting(0.5, 0.6), started))
     assert isinstance(action, Launch)
     assert action.requests == started
@@ -289,7 +292,7 @@ def test_drain_finishes_suspended_requests_before_it_starts_waiting_ones() -> No
 
 def test_a_mixed_row_draws_by_the_waiting_ids_and_gives_the_same_action_again() -> None:
     policy = lookup([ActionRow(10.0, (0, 1), Mix(0.25, (0, 0)))], 4)
-    states = [State(1.0, [Request(i, 0.5)], rates={Kind(): 10.0}) for i in range(4000)]
+    states = [State(1.0, [Request(i, 0.5)], rates={BatchKey(): 10.0}) for i in range(4000)]
     waits = [isinstance(policy.decide(s), Wait) for s in states]
     assert waits == [isinstance(policy.decide(s), Wait) for s in states]
     # a share of 4000 draws at p = 0.25 has a standard deviation of 0.0068; four of them

@@ -7,17 +7,17 @@ import pytest
 
 from loadgen.simulated import Simulation
 from loadgen.sizes import RequestSizes, longest_request_profile
-from policies.catalog import Chosen, choose
+from policies.catalog import ModelPolicy, choose
 from policies.profile import Profile
 from policies.rules import smdp_bins
 from policies.rules.multi_bin import Bins
 from policies.rules.smdp_bins import SmdpBins, solve_smdp_bins
 from policies.smdp.several_bins import BinnedSolution
-from policies.types import Kind, Launch, Request, SpecError, State, Wait
+from policies.types import BatchKey, Launch, Request, SpecError, State, Wait
 
 SIZES = np.linspace(1.0, 20.0, 500)
 PROFILE = longest_request_profile(SIZES, 4)
-M = Kind("m")
+M = BatchKey("m")
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +103,7 @@ def test_until_sizes_are_known_the_policy_is_greedy_and_all_requests_are_of_one_
     assert solved.kind("m", 19.0) == solved.kind("m", 1.0) == M
 
 
-def learning(sizes: list[float], chosen: Chosen) -> Chosen:
+def learning(sizes: list[float], chosen: ModelPolicy) -> ModelPolicy:
     for size in sizes:
         chosen.arriving("m", size)
     return chosen

@@ -6,8 +6,8 @@ import pytest
 
 from policies.profile import Profile, load_profile
 from policies.smdp.ages import AgeSolution, ResponseBounds
-from policies.smdp.bounds import keep, parse_bounds
-from policies.smdp.choice import MeanBound, ShareBound, UnreachableError
+from policies.smdp.bounds import parse_bounds, solve_within
+from policies.smdp.frontier import MeanBound, ShareBound, UnreachableError
 from policies.smdp.model import Problem
 from policies.types import SpecError
 
@@ -39,29 +39,29 @@ def test_bounds_that_no_form_keeps_together_are_refused(named: list[tuple[str, s
 
 def test_a_percentile_is_kept_by_ages_unless_batches_are_very_large() -> None:
     bound = parse_bounds([("slo_p95_ms", "40")])
-    assert isinstance(keep(Problem(P4, 1000.0), bound), AgeSolution)
+    assert isinstance(solve_within(Problem(P4, 1000.0), bound), AgeSolution)
     sizes = range(1, 71)
     wide = Profile("wide", tuple(1e-3 + 1e-4 * b for b in sizes), energies=tuple(0.02 + 0.01 * b for b in sizes))
-    assert not isinstance(keep(Problem(wide, 0.3 * wide.capacity), bound), AgeSolution)
+    assert not isinstance(solve_within(Problem(wide, 0.3 * wide.capacity), bound), AgeSolution)
 
 
 def test_smaller_batches_are_tried_where_they_may_be_better() -> None:
     problem = Problem(STEP, 0.9 * STEP.capacity)
-    found = keep(problem, parse_bounds([("slo_share", "6:0.9")]))
+    found = solve_within(problem, parse_bounds([("slo_share", "6:0.9")]))
     assert not isinstance(found, AgeSolution)
     assert found.batch_size[-1] == 8
 
 
 def test_an_unreachable_percentile_says_how_near_it_comes() -> None:
     with pytest.raises(UnreachableError, match=r"0\.95 within 8 ms \(the largest at load 0\.9 is 0\.36") as caught:
-        keep(Problem(P4, 0.9 * P4.capacity), parse_bounds([("slo_p95_ms", "8")]))
+        solve_within(Problem(P4, 0.9 * P4.capacity), parse_bounds([("slo_p95_ms", "8")]))
     assert isinstance(caught.value.nearest, AgeSolution)
 
 
 def test_the_nearest_policy_is_a_table_of_batch_sizes_where_launching_all_is_too_slow() -> None:
     slow = replace(STEP, service_times=tuple(2e-3 if b <= 8 else 8e-3 for b in range(1, 17)))
     with pytest.raises(UnreachableError) as caught:
-        keep(Problem(slow, 0.95 * slow.capacity), parse_bounds([("slo_p95_ms", "2.5")]))
+        solve_within(Problem(slow, 0.95 * slow.capacity), parse_bounds([("slo_p95_ms", "2.5")]))
     nearest = caught.value.nearest
     assert not isinstance(nearest, AgeSolution)
     assert max(nearest.batch_size) == 8

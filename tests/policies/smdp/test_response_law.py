@@ -10,8 +10,8 @@ import pytest
 from policies.profile import load_profile
 from policies.queue.simulator import share_within
 from policies.smdp.ages import ResponseBounds, solve_ages
-from policies.smdp.choice import MeanBound, choose_weight
 from policies.smdp.distributions import Gamma
+from policies.smdp.frontier import MeanBound, choose_weight
 from policies.smdp.model import Problem
 from policies.smdp.response_law import ResponseLaw, has_response_law, response_law
 from policies.smdp.solver import Solution, evaluate, solve

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from policies.catalog import Chosen, choose
+from policies.catalog import ModelPolicy, choose
 from policies.charts.action_table import max_ages_at_rates
 from policies.profile import Profile
 from server.api.admin import describe_policy
@@ -14,11 +14,11 @@ SMALL = Profile("small", (0.002, 0.003, 0.0035, 0.0042), energies=(0.03, 0.04, 0
 
 
 @pytest.fixture
-def chosen(few_loads: None) -> Chosen:
+def chosen(few_loads: None) -> ModelPolicy:
     return choose("smdp:slo_p95_ms=12", SMALL)
 
 
-def test_a_row_of_maximum_ages_has_its_share_and_lower_bound(chosen: Chosen) -> None:
+def test_a_row_of_maximum_ages_has_its_share_and_lower_bound(chosen: ModelPolicy) -> None:
     described = describe_policy(replace(chosen, margin=0.001), 300.0, [])
     Policy.model_validate(described)
     row = described["rows"][2]
@@ -38,7 +38,7 @@ def test_a_row_of_batch_sizes_has_its_mix() -> None:
     assert any("mix" in row for row in mixed["rows"])
 
 
-def test_the_chart_has_a_row_of_maximum_ages_for_each_rate(chosen: Chosen) -> None:
+def test_the_chart_has_a_row_of_maximum_ages_for_each_rate(chosen: ModelPolicy) -> None:
     rows = max_ages_at_rates(chosen)
     assert chosen.table is not None
     assert [row["rate_hz"] for row in rows] == [row.arrival_rate for row in chosen.table.rows]

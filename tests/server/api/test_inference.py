@@ -21,7 +21,7 @@ from starlette.types import Message
 
 from policies.cpus import available_cpus
 from policies.rules.control_limit import greedy, static
-from policies.types import Kind, Policy
+from policies.types import BatchKey, Policy
 from server.api.inference import Answer, Inference
 from server.api.open_inference.infer import Infer
 from server.api.predict import Predict
@@ -725,7 +725,7 @@ def test_images_that_take_long_leave_a_thread_to_others() -> None:
 def test_the_check_for_room_reads_no_waiting_request() -> None:
     reads = 0
 
-    class Watched(Kind):
+    class Watched(BatchKey):
         @property
         def model(self) -> str:
             nonlocal reads

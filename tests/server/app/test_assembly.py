@@ -6,7 +6,7 @@ import pytest
 
 from profiler.first_profile import FirstProfiles
 from server.app.assembly import assemble
-from server.app.plan import make_plan
+from server.app.start_checks import make_plan
 from server.config import read_settings
 
 

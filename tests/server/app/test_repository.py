@@ -15,8 +15,8 @@ from profiler.first_profile import FirstProfiles
 from server.api.inference import Inference
 from server.app import assembly, repository
 from server.app.backend import Backend, LoadedModel, load_again
-from server.app.plan import make_plan
 from server.app.repository import Repository
+from server.app.start_checks import make_plan
 from server.config import read_settings
 from server.scheduling.fleet import Fleet
 from server.telemetry.metrics import Metrics

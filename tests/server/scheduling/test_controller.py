@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from policies.adaptation.objective import AgeMargin
-from policies.catalog import Chosen, choose
+from policies.catalog import ModelPolicy, choose
 from policies.profile import Profile, load_profile
 from policies.queue.arrivals import poisson
 from policies.rules import smdp_bins
@@ -97,7 +97,7 @@ class PaddingExecutor(ChangingExecutor):
 class Seen:
     """Policy and metrics after a run."""
 
-    chosen: Chosen
+    chosen: ModelPolicy
     metrics: str
     responses: list[float]
 
@@ -254,7 +254,7 @@ def test_a_margin_is_kept_when_an_operator_sets_the_policy_and_when_the_memory_i
     executor.assumed = few
     solved = replace(choose("smdp:slo_p95_ms=60", few), margin=0.012)
 
-    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> Chosen:
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> ModelPolicy:
         controller = Controller(dispatcher, Metrics(), executor.meter, Inline())
         dispatcher.on_served, dispatcher.on_batch_size_reduced = controller.served, controller.batch_size_reduced
         dispatcher.set_policy("m", solved)
@@ -581,7 +581,7 @@ def test_sizes_are_solved_for_although_only_single_stages_run() -> None:
     loop = virtual_loop()
     executor, metrics = ChangingExecutor(P4, P4, inf), Metrics()
 
-    async def main() -> Chosen:
+    async def main() -> ModelPolicy:
         chosen = {"m": choose("smdp-bins:2", P4.truncated(2))}
         dispatcher = Dispatcher(executor, chosen, metrics, loop.time, UNLIMITED)
         controller = Controller(dispatcher, metrics, executor.meter, Inline())
@@ -601,11 +601,11 @@ def test_a_failed_solution_leaves_the_policy_and_does_not_fix_the_sizes() -> Non
     loop = virtual_loop()
     executor, metrics, asked = ChangingExecutor(P4, P4, inf), Metrics(), []
 
-    def fails(chosen: Chosen, profile: Profile, factor: float, margin: float) -> Chosen:
+    def fails(chosen: ModelPolicy, profile: Profile, factor: float, margin: float) -> ModelPolicy:
         asked.append(len(chosen.solved_sizes))
         raise SpecError("it cannot be solved")
 
-    async def main() -> Chosen:
+    async def main() -> ModelPolicy:
         chosen = {"m": choose("smdp-bins:2", P4.truncated(2))}
         dispatcher = Dispatcher(executor, chosen, metrics, loop.time, UNLIMITED)
         controller = Controller(dispatcher, metrics, executor.meter, Inline(), fails)
@@ -627,7 +627,7 @@ def test_a_solution_that_failed_is_tried_again() -> None:
     loop = virtual_loop()
     executor, metrics, asked = ChangingExecutor(P4, P4, inf), Metrics(), list[float]()
 
-    def fails_once(chosen: Chosen, profile: Profile, factor: float, margin: float) -> Chosen:
+    def fails_once(chosen: ModelPolicy, profile: Profile, factor: float, margin: float) -> ModelPolicy:
         asked.append(loop.time())
         if len(asked) == 1:
             raise RuntimeError("the process that solves was killed")

@@ -16,7 +16,7 @@ from policies.queue.arrivals import poisson
 from policies.queue.batcher import Batcher
 from policies.queue.simulator import simulate
 from policies.rules.control_limit import greedy, serial, static, timeout
-from policies.types import Action, Kind, Launch, Policy, Request, State
+from policies.types import Action, BatchKey, Launch, Policy, Request, State
 from server.backends.executor import Batch, Completion
 from server.errors import (
     DrainingError,
@@ -57,7 +57,7 @@ def test_simulator_and_dispatcher_launch_the_same_batches_at_the_same_times(
     served_live = run_scenario(serve, {"m": choice}, FakeExecutor(profile))
     choice = choose(spec, profile)
     requests = [
-        Request(n, t, Kind("m"), deadline=t + choice.slo, stages=profile.stages) for n, t in enumerate(instants)
+        Request(n, t, BatchKey("m"), deadline=t + choice.slo, stages=profile.stages) for n, t in enumerate(instants)
     ]
     batcher = Batcher(choice.policy, {"m": 16}, choice.monitor)
     simulated = [

@@ -9,7 +9,7 @@ import uvloop
 
 from policies.rules.control_limit import greedy, static
 from server.errors import ExpiredError, TooLateError
-from server.scheduling.calls import Call
+from server.scheduling.calls import InferenceCall
 from server.scheduling.dispatcher import Dispatcher
 from server.telemetry.metrics import Metrics
 from tests.support.fakes import STEPS, UNLIMITED, FakeExecutor, chosen, run_scenario
@@ -53,7 +53,8 @@ def test_calls_that_have_expired_already_are_queued_and_dropped_on_the_servers_e
         dispatcher = Dispatcher(FakeExecutor(), chosen(static(8)), Metrics(), time.monotonic, UNLIMITED)
         now = time.monotonic()
         calls = [
-            Call(loop.create_future(), "m", [0.0], arrival=now, expires=now - late, earliest=0.0) for late in (0.1, 0.2)
+            InferenceCall(loop.create_future(), "m", [0.0], arrival=now, expires=now - late, earliest=0.0)
+            for late in (0.1, 0.2)
         ]
         for call in calls:
             dispatcher.enqueue(call)

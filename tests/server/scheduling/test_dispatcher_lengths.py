@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.catalog import Chosen, choose
+from policies.catalog import ModelPolicy, choose
 from policies.profile import Profile
 from policies.rules.multi_bin import Bins
 from server.backends.executor import Batch, Completion
@@ -33,7 +33,7 @@ class Padding(FakeExecutor):
         return Completion(list(batch.inputs), start, loop.time())
 
 
-def two_bins(spec: str = "multi-bin:2,batch_size=2,max_wait_ms=inf") -> Chosen:
+def two_bins(spec: str = "multi-bin:2,batch_size=2,max_wait_ms=inf") -> ModelPolicy:
     """Bins of samples below and above 10 ms."""
     return replace(choose(spec, PROFILE), bins=Bins(2, lambda _: (0.010,)).with_edges_of([0.0]))
 

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from policies.catalog import Chosen, choose
+from policies.catalog import ModelPolicy, choose
 from server.scheduling.calls import Sample
 from server.scheduling.dispatcher import Dispatcher
 from tests.support.fakes import STEPS, FakeExecutor, run_scenario
@@ -11,7 +11,7 @@ from tests.support.fakes import STEPS, FakeExecutor, run_scenario
 STAGED = STEPS.in_stages(4)  # a batch of b takes 10 + b ms, in equal stages
 
 
-def lazy(spec: str = "lazy:slo_ms=1000") -> dict[str, Chosen]:
+def lazy(spec: str = "lazy:slo_ms=1000") -> dict[str, ModelPolicy]:
     return {"m": choose(spec, STAGED)}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.catalog import Chosen, choose
+from policies.catalog import ModelPolicy, choose
 from policies.profile import Profile
 from policies.queue.arrivals import poisson
 from policies.rules.control_limit import greedy, static
@@ -25,7 +25,7 @@ from server.errors import (
     UnavailableError,
 )
 from server.scheduling.admission import Limits
-from server.scheduling.calls import Call, Sample
+from server.scheduling.calls import InferenceCall, Sample
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
 from server.telemetry.metrics import Metrics
@@ -329,12 +329,12 @@ def test_a_lost_device_counts_against_a_call_only_while_it_serves_it() -> None:
         assert [call.losses for call in seen] == [2, 1, 0]
         assert {answer.device for answer in answers[1]} == {"device 3"}
 
-    seen: list[Call] = []
+    seen: list[InferenceCall] = []
 
     def record_calls(dispatcher: Dispatcher) -> None:
         enqueue = dispatcher.enqueue
 
-        def record(call: Call) -> None:
+        def record(call: InferenceCall) -> None:
             if call not in seen:
                 seen.append(call)
             enqueue(call)
@@ -366,7 +366,7 @@ def run_two_models(scenario: Callable[[Fleet, list[FakeExecutor]], Coroutine[Any
     loop = virtual_loop()
     executors = [FakeExecutor(STEPS), FakeExecutor(STEPS)]
     choice = chosen(greedy(8))["m"]
-    devices: list[dict[str, Chosen]] = [{"a": choice, "b": choice}, {"b": choice}]
+    devices: list[dict[str, ModelPolicy]] = [{"a": choice, "b": choice}, {"b": choice}]
     for index, executor in enumerate(executors):
         executor.name = f"device {index}"
 

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.catalog import Chosen, choose
+from policies.catalog import ModelPolicy, choose
 from policies.profile import Profile
 from policies.rules.control_limit import greedy, serial
 from policies.rules.lazy_batching import LazyBatching
@@ -147,7 +147,7 @@ def test_a_policy_that_fails_in_the_lookahead_is_replaced_at_the_end_of_the_stag
         assert float((await dispatcher.submit("m", [1.0]))[0].output) == 1.0
         assert dispatcher.chosen["m"].name == "greedy"
 
-    broken: dict[str, Chosen] = dict(chosen(FailingLookahead(STAGED), STAGED))
+    broken: dict[str, ModelPolicy] = dict(chosen(FailingLookahead(STAGED), STAGED))
     run_scenario(scenario, broken, FakeExecutor(STAGED))
 
 
@@ -320,11 +320,11 @@ _SPECS = ["greedy", "static:3,max_wait_ms=15", "timeout:5", "smdp:w2=2", "serial
 
 
 @cache
-def solved(spec: str) -> Chosen:
+def solved(spec: str) -> ModelPolicy:
     return choose(spec, STEPS)
 
 
-def started(number: int) -> Chosen:
+def started(number: int) -> ModelPolicy:
     """The policy with a monitor that has measured nothing yet."""
     chosen = solved(_SPECS[number % len(_SPECS)])
     return replace(chosen, monitor=deepcopy(chosen.monitor))

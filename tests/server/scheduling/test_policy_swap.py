@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from policies.catalog import Chosen, choose
+from policies.catalog import ModelPolicy, choose
 from policies.types import SpecError
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
@@ -28,7 +28,7 @@ def test_a_policy_is_solved_again_if_the_profile_was_refitted_meanwhile() -> Non
             dispatcher.set_policy("m", choose("greedy", refitted))
             done.set()
 
-        def solve(current: Chosen) -> Chosen:
+        def solve(current: ModelPolicy) -> ModelPolicy:
             if not solved_for:  # the controller refits the profile meanwhile
                 loop.call_soon_threadsafe(refit)
                 done.wait(10.0)
@@ -45,7 +45,7 @@ def test_a_policy_is_solved_again_if_the_profile_was_refitted_meanwhile() -> Non
 
 def test_no_policy_is_swapped_if_one_cannot_be_used() -> None:
     async def scenario(dispatcher: Dispatcher, _: Any) -> None:
-        def refuse(_: Chosen) -> Chosen:
+        def refuse(_: ModelPolicy) -> ModelPolicy:
             raise SpecError("no such policy")
 
         with pytest.raises(SpecError):

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.catalog import Chosen
+from policies.catalog import ModelPolicy
 from policies.rules.control_limit import greedy
 from server.backends.executor import Batch, Completion, ThreadExecutor
 from server.errors import (
@@ -77,9 +77,9 @@ def test_out_of_memory_halves_the_batch_and_the_maximum_batch_size_and_all_reque
 ) -> None:
     executor = FakeExecutor()
     executor.fault = too_large(fits)
-    reduced: list[tuple[str, Chosen]] = []
+    reduced: list[tuple[str, ModelPolicy]] = []
 
-    def on_reduced(model: str, before: Chosen) -> None:
+    def on_reduced(model: str, before: ModelPolicy) -> None:
         reduced.append((model, before))
         raise RuntimeError("a bug in the controller")
 

@@ -10,7 +10,7 @@ from policies.queue.monitor import NoMonitor
 from policies.rules.control_limit import static
 from policies.rules.drain import Drain
 from policies.rules.finish_first import FinishRetired
-from policies.types import Kind, Launch, Request, State, Wait
+from policies.types import BatchKey, Launch, Request, State, Wait
 from server.backends.executor import Batch, Completion
 from server.scheduling.dispatcher import Dispatcher
 from tests.support.fakes import FakeExecutor, chosen, run_scenario
@@ -99,8 +99,8 @@ def test_batches_of_a_replaced_model_and_beside_one_that_is_loaded_are_no_eviden
 
 def test_requests_of_retired_kinds_are_launched_before_the_policy_decides() -> None:
     policy = FinishRetired(static(8), Drain({"m": 2}))
-    new = [Request(n, float(n), Kind("m")) for n in range(3)]
-    old = [Request(10 + n, 5.0 + n, Kind("m", retired="m#1")) for n in range(3)]
+    new = [Request(n, float(n), BatchKey("m")) for n in range(3)]
+    old = [Request(10 + n, 5.0 + n, BatchKey("m", retired="m#1")) for n in range(3)]
     action = policy.decide(State(9.0, (*new, *old)))
     assert isinstance(action, Launch)
     assert [request.id for request in action.requests] == [10, 11]
@@ -117,6 +117,6 @@ def test_the_batcher_rejects_a_batch_of_two_models_of_one_name() -> None:
 
     batcher = Batcher(Mixing(), {"m": 8}, NoMonitor())
     for number, retired in enumerate(("", "m#1")):
-        batcher.arrive(Request(number, 0.0, Kind("m", retired=retired)))
+        batcher.arrive(Request(number, 0.0, BatchKey("m", retired=retired)))
     with pytest.raises(Exception, match="of one kind"):
         batcher.decide(1.0)

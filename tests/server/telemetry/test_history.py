@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.types import Kind, Launch, Request
+from policies.types import BatchKey, Launch, Request
 from server.telemetry.batch_record import BatchRecord
 from server.telemetry.history import BATCHES, POINTS, WINDOW, History
 
@@ -10,7 +10,7 @@ M = "m"
 
 
 def launch(size: int, waited: float = 0.25) -> Launch:
-    return Launch([Request(i, 1.0, Kind(M), started=1.0 + waited) for i in range(size)], reason="policy")
+    return Launch([Request(i, 1.0, BatchKey(M), started=1.0 + waited) for i in range(size)], reason="policy")
 
 
 def batch(policy: str, launch: Launch, service: float, energy: float | None) -> BatchRecord:

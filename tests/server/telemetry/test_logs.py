@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from policies.types import Kind, Launch, Request
+from policies.types import BatchKey, Launch, Request
 from server.telemetry.batch_record import BatchRecord
 from server.telemetry.logs import LogFormat, LogLevel, configured_logging, flush_log, log_batch
 
 LOG = logging.getLogger("batchwright.test")
-LAUNCH = Launch([Request(index, 0.99, Kind("googlenet"), started=1.0) for index in range(8)], reason="full")
+LAUNCH = Launch([Request(index, 0.99, BatchKey("googlenet"), started=1.0) for index in range(8)], reason="full")
 BATCH = BatchRecord("cpu", "smdp", LAUNCH, 0, True, LAUNCH.requests, 1.0, 1.0034567, 0.178, "measured")
 
 

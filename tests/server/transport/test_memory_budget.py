@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.errors import TooLargeError
-from server.transport.http_call import CHUNK, CallHead, HttpCall
+from server.transport.http_call import CHUNK, HttpCall, RequestHead
 from server.transport.memory_budget import MemoryBudget, MemoryBudgetError
 
 
@@ -134,7 +134,7 @@ def test_a_call_reserves_nothing_when_its_last_piece_is_sent(size: int) -> None:
                 app=SimpleNamespace(response_headers=lambda _: []),
                 response_completed=lambda _: None,
             )
-            call = HttpCall(connection, CallHead("POST", b"/", "/", b"", [], {}, 0, "1.1", True), 0.0)
+            call = HttpCall(connection, RequestHead("POST", b"/", "/", b"", [], {}, 0, "1.1", True), 0.0)
             call.memory = memory
             await call.respond(200, bytes(size), [])
             assert budget.reserved == 0

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from policies.profile import Profile, load_profile
 from policies.queue.simulator import percentile
-from policies.smdp.choice import (
+from policies.smdp.distributions import Gamma
+from policies.smdp.frontier import (
     Bound,
     MeanBound,
     PowerBound,
@@ -21,7 +22,6 @@ from policies.smdp.choice import (
     frontier,
     parse_bound,
 )
-from policies.smdp.distributions import Gamma
 from policies.smdp.model import Problem
 from policies.smdp.solver import Solution, evaluate, solve
 from policies.smdp.trial import Trial

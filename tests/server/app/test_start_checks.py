@@ -9,7 +9,7 @@ import pytest
 
 from policies.profile import Profile, load_profile
 from policies.types import SpecError
-from server.app.plan import DevicePlan, ServerPlan, make_plan
+from server.app.start_checks import DevicePlan, ServerPlan, make_plan
 from server.config import Settings, SettingsResult, read_settings
 from tests.support.fake_upstream import metadata, upstream
 from tests.support.gpu import pretend_to_have_a_gpu

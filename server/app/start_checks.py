@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from policies.catalog import Chosen, by_stages, check_spec, choose, has_goal, ignored_keys, in_stages
+from policies.catalog import ModelPolicy, by_stages, check_spec, choose, has_goal, ignored_keys, in_stages
 from policies.profile import Profile, load_profile
 from policies.types import SpecError
 from server.app.http_server import bind
@@ -44,9 +44,9 @@ class DevicePlan:
     settings: Settings
     emulated: Profile | None
     profiles: Mapping[str, Profile]
-    chosen: Mapping[str, Chosen]
+    chosen: Mapping[str, ModelPolicy]
 
-    def choose(self, model: str, profile: Profile) -> Chosen:
+    def choose(self, model: str, profile: Profile) -> ModelPolicy:
         """The policy of a model for its final profile, which may have been measured or truncated after planning.
 
         Raises:
@@ -81,7 +81,7 @@ class ServerPlan:
     devices: Sequence[DevicePlan]
 
 
-def policy_of(settings: Settings, model: str, profile: Profile) -> Chosen:
+def policy_of(settings: Settings, model: str, profile: Profile) -> ModelPolicy:
     """The policy that the settings give a model, on a device with this profile.
 
     Raises:
@@ -408,11 +408,11 @@ def _profiles(
     return found
 
 
-def _choices(settings: Settings, profiles: Mapping[str, Profile], errors: _Errors) -> dict[str, Chosen]:
+def _choices(settings: Settings, profiles: Mapping[str, Profile], errors: _Errors) -> dict[str, ModelPolicy]:
     """By model with a known profile, its policy; the specs of other models are checked as far as possible."""
     if errors.check(partial(by_model, settings.policy, settings.specs)) is None:
         return {}
-    found: dict[str, Chosen | None] = {}
+    found: dict[str, ModelPolicy | None] = {}
     for model in settings.specs:
         profile = profiles.get(model)
         found[model] = errors.check(partial(_choice, settings, model, profile))
@@ -420,7 +420,7 @@ def _choices(settings: Settings, profiles: Mapping[str, Profile], errors: _Error
     return {model: choice for model, choice in found.items() if choice is not None}
 
 
-def _choice(settings: Settings, model: str, profile: Profile | None) -> Chosen | None:
+def _choice(settings: Settings, model: str, profile: Profile | None) -> ModelPolicy | None:
     if profile is not None:
         return policy_of(settings, model, profile)
     largest, source = _max_batch_size(settings, model, None), source_of(settings.specs[model])
