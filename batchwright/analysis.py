@@ -8,14 +8,14 @@ from threadpoolctl import threadpool_limits
 
 from loadgen.simulated import simulate_policy
 from policies.catalog import ModelPolicy, choose, in_stages, rate_time_constant, solved
+from policies.command_line.options import SolveOptions, bounds_of, check_options, rate_of, reject_if, scheme_of
+from policies.command_line.results import PolicyResult, SimulationResult, evaluate_with, solve_with
+from policies.objectives.bounds import FORMS, check_form
+from policies.objectives.trial import Trial
 from policies.profile import Profile
 from policies.queue.monitor import ForgettingMonitor
-from policies.results import PolicyResult, SimulationResult, evaluate_with, solve_with
-from policies.smdp.bounds import FORMS, check_form
-from policies.smdp.distributions import distribution
-from policies.smdp.model import Problem, build_model
-from policies.smdp.trial import Trial
-from policies.solve_options import SolveOptions, bounds_of, check_options, rate_of, reject_if, scheme_of
+from policies.solver.distributions import distribution
+from policies.solver.model import Problem, build_model
 from policies.types import Policy, SpecError
 
 

@@ -27,7 +27,7 @@ def profile_model() -> None:
 
 def solve_policy() -> None:
     """Run solve-policy."""
-    from policies.cli import main
+    from policies.command_line.cli import main
 
     main()
 

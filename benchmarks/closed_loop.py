@@ -26,8 +26,8 @@ from benchmarks.support.harness import (
     start_load,
 )
 from policies.profile import load_profile
-from policies.smdp.model import Problem
-from policies.smdp.solver import evaluate, solve
+from policies.solver.model import Problem
+from policies.solver.solver import evaluate, solve
 
 NAME = "closed_loop"
 SETTLING, MEASURED = 10.0, 40.0  # s after the change

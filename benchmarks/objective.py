@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.support.harness import Server, argument_parser, command_line, fill_record, read_jsonl, serving
+from policies.objectives.trial import Trial
 from policies.profile import load_profile
 from policies.queue.simulator import share_within
 from policies.queue.table_simulator import ServiceModel, simulate_ages
-from policies.smdp.model import Problem
-from policies.smdp.trial import Trial
+from policies.solver.model import Problem
 from policies.types import MaxAges
 
 PROFILE = "googlenet-tesla-p4-x10"

@@ -15,14 +15,14 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from benchmarks.support.harness import argument_parser, save_record
+from policies.objectives.table import default_loads, solve_table
+from policies.objectives.trial import Trial
 from policies.profile import Profile, load_profile
-from policies.smdp.distributions import distribution
-from policies.smdp.model import Problem, build_model, objective_weights
-from policies.smdp.rvi import Rvi
-from policies.smdp.solver import Solution, evaluate, solve
-from policies.smdp.table import default_loads, solve_table
-from policies.smdp.tail import ShortModel, best_tail, close
-from policies.smdp.trial import Trial
+from policies.solver.distributions import distribution
+from policies.solver.model import Problem, build_model, objective_weights
+from policies.solver.rvi import Rvi
+from policies.solver.solver import Solution, evaluate, solve
+from policies.solver.tail import ShortModel, best_tail, close
 
 P4 = load_profile("googlenet-tesla-p4")
 SIZES = np.arange(1, 33)

@@ -26,7 +26,7 @@ from loadgen.simulated import Simulation
 from loadgen.sizes import SIZES_USAGE, RequestSizes, draw_request_lengths, simulated_profile, whole_lengths
 from loadgen.tables import comparison_table, report_table, step_table
 from policies.catalog import by_stages, in_stages
-from policies.command import (
+from policies.command_line.common import (
     INTERRUPTED,
     VersionFlag,
     check_files,

@@ -8,16 +8,18 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
+from policies.objectives.solving import table_policy
+from policies.objectives.table import PolicyTable, table_of
 from policies.profile import Profile
+from policies.queue.drain import Drain
+from policies.queue.lookup import ActionRow, Lookup, lookup
 from policies.queue.monitor import ForgettingMonitor, Monitor, NoMonitor, PerModelMonitor
 from policies.rules.catch_up import CATCH_UP
 from policies.rules.co_located import CoLocated, PreemptivePolicy
 from policies.rules.control_limit import GREEDY, SERIAL, STATIC, TIMEOUT
-from policies.rules.drain import Drain
 from policies.rules.finish_first import FinishSuspended
 from policies.rules.lazy_batching import LAZY
 from policies.rules.length_aware import LENGTH_AWARE
-from policies.rules.lookup import ActionRow, Lookup, lookup
 from policies.rules.max_under_deadline import MAX_UNDER_DEADLINE
 from policies.rules.maximum_wait import MaximumWait
 from policies.rules.multi_bin import MULTI_BIN, Bins
@@ -26,14 +28,12 @@ from policies.rules.rate_matching import RATE_MATCHING
 from policies.rules.rule import BinnedPolicy, Rule, SizeSolver, SolvedPolicy
 from policies.rules.smdp_bins import SMDP_BINS
 from policies.rules.solved_table import AUTO, FILE, SMDP
-from policies.rules.traits import ActionTable, QueueLengthPolicy, StepPolicy
 from policies.sizing.bins import batch_time
-from policies.smdp.distributions import measured_service
-from policies.smdp.model import Problem
-from policies.smdp.solver import solve
-from policies.smdp.table import PolicyTable, table_of
-from policies.solving import table_policy
+from policies.solver.distributions import measured_service
+from policies.solver.model import Problem
+from policies.solver.solver import solve
 from policies.spec import Spec, is_file, split_name
+from policies.traits import ActionTable, QueueLengthPolicy, StepPolicy
 from policies.types import BatchKey, MaxAges, Mix, Policy, SpecError
 
 MAX_WAIT = 1.0  # s
@@ -105,7 +105,7 @@ class ModelPolicy:
 
     @property
     def uses_slowdown(self) -> bool:
-        """Whether other models on the device change the rows of the table (policies/rules/lookup.py)."""
+        """Whether other models on the device change the rows of the table (policies/queue/lookup.py)."""
         policy = self.policy.inner if isinstance(self.policy, MaximumWait) else self.policy
         return isinstance(policy, Lookup) and policy.uses_slowdown
 

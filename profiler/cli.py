@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from policies.charts.plots import plot_profile
-from policies.command import VersionFlag, check_files, examples, run, writing
+from policies.command_line.common import VersionFlag, check_files, examples, run, writing
 from policies.cpus import SWITCH_INTERVAL
 from policies.files import write_atomically
 from policies.profile import Profile, load_profile

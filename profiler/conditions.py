@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from profiler.gpu import Gpu, open_gpu
 from server.backends.real_device import RealDevice
 from server.energy.nvml import NvmlError
 
@@ -47,8 +48,6 @@ def reasons_of(bits: int) -> str:
 
 def conditions_of(device: RealDevice) -> Callable[[], Conditions | None]:
     """The reader of a device's conditions."""
-    from profiler.preflight import Gpu, open_gpu
-
     if not device.is_cuda:
         return unknown_conditions
     try:

@@ -26,15 +26,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.support.harness import argument_parser, fill_record, markdown_table
+from policies.percentile.ages import ResponseBounds, actions_of_ages, solve_ages
 from policies.profile import Profile
 from policies.queue import simulator
 from policies.queue.batcher import Batcher
+from policies.queue.lookup import ActionRow, lookup
 from policies.queue.monitor import NoMonitor
-from policies.rules.lookup import ActionRow, lookup
 from policies.rules.per_kind import PerKind
 from policies.sizing.bins import optimised_edges
-from policies.smdp.ages import ResponseBounds, actions_of_ages, solve_ages
-from policies.smdp.model import Problem
+from policies.solver.model import Problem
 from policies.types import Action, BatchKey, Launch, MaxAges, Policy, Request, State
 
 BINS, LOADS, BOUNDS, SHARE = (1, 2, 3), (0.3, 0.5, 0.7, 0.85), (40.0, 60.0), 0.95  # bounds in s

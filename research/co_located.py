@@ -4,7 +4,7 @@ Each policy has a table for each model, and a rule for the model whose batch is 
 
 - `greedy` and `smdp`: as the server does it. The model with the largest product of queue, service rate and waiting time
   of the oldest request is launched (policies/rules/per_kind.py). The tables of `smdp` are those of a device that the
-  other models slow down (policies/rules/lookup.py).
+  other models slow down (policies/queue/lookup.py).
 - `greedy, first formed` and `smdp, first formed`: the batch that was formed first is launched, and the tables of `smdp`
   are those of a device that serves one model alone.
 - `valued`: the launch for which the energy, the waiting until its end, and the values of all models' queues at its end
@@ -41,9 +41,9 @@ from policies.queue import simulator
 from policies.queue.batcher import Batcher
 from policies.queue.monitor import NoMonitor
 from policies.queue.simulator import Service
-from policies.smdp.distributions import Floats
-from policies.smdp.model import Problem
-from policies.smdp.solver import solve
+from policies.solver.distributions import Floats
+from policies.solver.model import Problem
+from policies.solver.solver import solve
 from policies.types import Action, BatchKey, Launch, Policy, Request, State, Wait
 from research.smdp_bins import RUNS, interval
 

@@ -16,15 +16,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.support.harness import argument_parser, fill_record, markdown_table, save_table
+from policies.objectives.bounds import parse_bounds, solve_within
+from policies.objectives.frontier import UnreachableError
+from policies.objectives.trial import Trial
+from policies.percentile.ages import AgeSolution
 from policies.profile import Profile, load_profile
 from policies.queue.simulator import Run, share_within
 from policies.queue.table_simulator import ServiceModel, simulate_ages, simulate_table
-from policies.rules.traits import control_limit_table
-from policies.smdp.ages import AgeSolution
-from policies.smdp.bounds import parse_bounds, solve_within
-from policies.smdp.frontier import UnreachableError
-from policies.smdp.model import Problem
-from policies.smdp.trial import Trial
+from policies.solver.model import Problem
+from policies.traits import control_limit_table
 from policies.types import MaxAges
 
 

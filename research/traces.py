@@ -3,7 +3,7 @@
 The trace is Azure's of conversations with a language model (2023), rescaled in time. A bursty process alternates
 between two phases of exponential lengths. All runs are of googlenet-tesla-p4 with w1 = w2 = 1; the cost is w1 x mean
 response time in ms + w2 x mean power in W. smdp:w2=1 is compared with a variant without the weighting for the mean rate
-(policies/rules/lookup.py). Under Poisson arrivals, the loss by following a measured rate instead of the known one.
+(policies/queue/lookup.py). Under Poisson arrivals, the loss by following a measured rate instead of the known one.
 """
 
 from collections.abc import Iterator
@@ -19,11 +19,11 @@ from loadgen.simulated import simulate_policy
 from policies.catalog import ModelPolicy, choose, solved
 from policies.profile import Profile, load_profile
 from policies.queue.arrivals import Instants, mmpp, poisson, trace
+from policies.queue.lookup import Lookup
 from policies.queue.monitor import NoMonitor
 from policies.rules.control_limit import ControlLimit
-from policies.rules.lookup import Lookup
-from policies.smdp.model import Problem
-from policies.smdp.solver import solve
+from policies.solver.model import Problem
+from policies.solver.solver import solve
 
 PROFILE, SPEC = "googlenet-tesla-p4", "smdp:w2=1"
 LOADS = (0.3, 0.7)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from pydantic.fields import FieldInfo
 
-from policies.command import INTERRUPTED, VersionFlag, complete_policies, complete_profiles, examples, run
+from policies.command_line.common import INTERRUPTED, VersionFlag, complete_policies, complete_profiles, examples, run
 from policies.cpus import SWITCH_INTERVAL
 from server.app.lifecycle import exit_on_sigterm
 from server.config import Settings, SettingsResult, read_settings

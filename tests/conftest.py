@@ -87,4 +87,4 @@ def pytest_runtest_logfinish() -> None:
 @pytest.fixture
 def few_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Solve tables for five loads instead of 49: each load of a bound on a percentile takes a fifth of a second."""
-    monkeypatch.setattr("policies.solving.default_loads", lambda: [0.1, 0.3, 0.5, 0.7, 0.9])
+    monkeypatch.setattr("policies.objectives.solving.default_loads", lambda: [0.1, 0.3, 0.5, 0.7, 0.9])

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -35,9 +36,14 @@ ROOT_MODULES = {
     "config": {"models", "telemetry"},  # the accepted values of text lengths and log formats
     "cli": {"app", "transport", "telemetry", "config"},
 }
+POLICIES = (  # each imports only those before it
+    *("types", "files", "traits", "spec", "profile", "sample_file", "cpus", "unrolled"),
+    *("queue", "sizing", "solver", "percentile", "objectives", "rules", "catalog", "adaptation", "planning", "charts"),
+    "command_line",
+)
 EVERYWHERE = {"errors", "json_body"}  # root modules that every layer may import
 IMPURE = {"asyncio", "time", "datetime", "random", "torch", "fastapi", "pynvml", "prometheus_client", "typer", "rich"}
-IMPURE_MODULES = {"cli.py", "command.py"}  # of policies
+IMPURE_FOLDER = "command_line"  # of policies
 
 
 def _modules(package: str) -> Iterator[Path]:
@@ -127,8 +133,29 @@ def test_a_model_of_a_user_imports_neither_the_solver_nor_torch() -> None:
 
 def test_policies_have_no_clock_no_randomness_no_device() -> None:
     for path in _modules("policies"):
-        if path.name not in IMPURE_MODULES:
+        if path.parent.name != IMPURE_FOLDER:
             assert not {name.split(".")[0] for name in _imported(path)} & IMPURE, path
+
+
+@pytest.mark.parametrize("part", POLICIES)
+def test_parts_of_the_policies_import_only_those_before(part: str) -> None:
+    place = ROOT / "policies" / part
+    for path in place.rglob("*.py") if place.is_dir() else [place.with_suffix(".py")]:
+        names = [name.split(".") for name in _imported(path) if name.startswith("policies.")]
+        assert {name[1] for name in names} <= {*POLICIES[: POLICIES.index(part) + 1]}, path
+
+
+def test_every_part_of_the_policies_is_in_the_order() -> None:
+    places = [path for path in (ROOT / "policies").iterdir() if path.suffix == ".py" or [*path.glob("*.py")]]
+    assert {path.stem for path in places} - {"__init__"} == {*POLICIES}
+
+
+def test_no_modules_import_each_other() -> None:
+    modules = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path for name in PACKAGES for path in _modules(name)
+    }
+    order = TopologicalSorter({name: _imported(path) & modules.keys() for name, path in modules.items()})
+    order.prepare()  # raises CycleError
 
 
 def test_no_file_is_over_seven_hundred_lines() -> None:

@@ -12,7 +12,7 @@ import typer
 
 from loadgen.cli import app as generate_load
 from policies.catalog import parse_spec
-from policies.cli import app as solve_policy
+from policies.command_line.cli import app as solve_policy
 from profiler.cli import app as profile_model
 from server.backends.executor import Batch
 from server.backends.tensor_device import TensorDevice

@@ -20,8 +20,8 @@ from benchmarks.support.harness import (
     new_figure,
     save_figure,
 )
+from policies.command_line.results import SimulationResult
 from policies.profile import Profile, parse_profile
-from policies.results import SimulationResult
 from policies.types import SpecError
 from profiler.energy import Mean, Windows, mean
 from profiler.energy_plan import EnergyPlan

@@ -41,7 +41,7 @@ MODULES = {
     "serve-model": "server.cli",
     "generate-load": "loadgen.cli",
     "profile-model": "profiler.cli",
-    "solve-policy": "policies.cli",
+    "solve-policy": "policies.command_line.cli",
 }
 
 

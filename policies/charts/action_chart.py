@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.smdp.solver import Solution
+from policies.solver.solver import Solution
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

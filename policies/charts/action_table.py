@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from policies.catalog import CATALOG, ModelPolicy
+from policies.objectives.table import PolicyTable, ages_json
 from policies.rules.solved_table import FILE
-from policies.smdp.table import PolicyTable, ages_json
 from policies.types import BatchKey, Launch, Request, State
 
 _LOADS = [0.05 * k for k in range(1, 20)]  # of the rows where no table gives the rates

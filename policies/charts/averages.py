@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.rules.traits import control_limit_table
-from policies.smdp.distributions import DETERMINISTIC
-from policies.smdp.frontier import frontier
-from policies.smdp.model import Problem, build_model
-from policies.smdp.solver import Solution, evaluate
+from policies.objectives.frontier import frontier
+from policies.solver.distributions import DETERMINISTIC
+from policies.solver.model import Problem, build_model
+from policies.solver.solver import Solution, evaluate
+from policies.traits import control_limit_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

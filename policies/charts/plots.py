@@ -14,8 +14,8 @@ from policies.charts.action_chart import ChartRow, chart_rows, legend_handles, p
 from policies.charts.averages import BLUE, VERMILLION, distribution_chart, frontier_chart, tradeoff
 from policies.charts.figure_file import save_figure
 from policies.profile import Profile, fit_affine, fit_isotonic
-from policies.smdp.model import Problem
-from policies.smdp.solver import Solution
+from policies.solver.model import Problem
+from policies.solver.solver import Solution
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -19,19 +19,19 @@ from typing import Any
 import numpy as np
 
 from policies.catalog import solved
+from policies.objectives.bounds import solve_within
+from policies.objectives.frontier import Bound, MeanBound, ShareBound, UnreachableError
+from policies.objectives.table import ages_json
+from policies.objectives.trial import Trial
+from policies.percentile.ages import AgeSolution, ResponseBounds
 from policies.planning.prices import Price
 from policies.queue.arrivals import poisson
 from policies.queue.batcher import Batcher
 from policies.queue.fleet import random_routing, run_fleet, shortest_expected_delay
 from policies.queue.monitor import NoMonitor
 from policies.queue.simulator import Router, Run, Station, estimate, share_within
-from policies.smdp.ages import AgeSolution, ResponseBounds
-from policies.smdp.bounds import solve_within
-from policies.smdp.frontier import Bound, MeanBound, ShareBound, UnreachableError
-from policies.smdp.model import Problem, build_model
-from policies.smdp.solver import Solution
-from policies.smdp.table import ages_json
-from policies.smdp.trial import Trial
+from policies.solver.model import Problem, build_model
+from policies.solver.solver import Solution
 from policies.types import BatchKey, Launch, Request, SpecError
 
 _IDLE = 1e-4  # load at which a request is nearly always alone

@@ -8,13 +8,13 @@ from math import inf
 import numpy as np
 
 from policies.catalog import ModelPolicy
+from policies.objectives.frontier import SHARE
+from policies.objectives.trial import Trial
 from policies.profile import Profile
 from policies.queue.table_simulator import ServiceModel, simulate_table
-from policies.rules.traits import ActionTable
-from policies.smdp.distributions import measured_service
-from policies.smdp.frontier import SHARE
-from policies.smdp.model import Problem
-from policies.smdp.trial import Trial
+from policies.solver.distributions import measured_service
+from policies.solver.model import Problem
+from policies.traits import ActionTable
 
 _LOADS = (0.1, 0.3, 0.5, 0.7, 0.9)
 _BISECTIONS = 5  # for the highest load at which an objective is kept

@@ -11,8 +11,8 @@ from dataclasses import replace
 from math import inf
 from operator import attrgetter
 
+from policies.queue.drain import Drain
 from policies.queue.monitor import Monitor
-from policies.rules.drain import Drain
 from policies.types import Action, BatchKey, Launch, Policy, PolicyError, Request, State, Wait
 
 _arrival = attrgetter("arrival")

@@ -12,9 +12,9 @@ from math import inf
 import numpy as np
 
 from policies.queue.arrivals import Instants
+from policies.queue.lookup import draw
 from policies.queue.simulator import Run
-from policies.rules.lookup import draw
-from policies.rules.traits import ActionTable
+from policies.traits import ActionTable
 from policies.types import MaxAges, Mix
 
 

@@ -47,8 +47,8 @@ from math import ceil, exp
 from policies.profile import Profile, fit_affine
 from policies.rules.lazy_batching import NO_CLAIM, Claim, LazyBatching, Stack, check_stages, stack_of
 from policies.rules.rule import Rule
-from policies.rules.traits import StepPolicy
 from policies.spec import Spec
+from policies.traits import StepPolicy
 from policies.types import Action, Launch, State, Wait
 
 _EQUAL = 1.0 + 1e-9  # times that differ by less, by rounding, are the same

@@ -9,7 +9,7 @@ from math import inf
 from typing import ClassVar
 
 from policies.rules.rule import Rule
-from policies.rules.traits import ActionTable, control_limit_table
+from policies.traits import ActionTable, control_limit_table
 from policies.types import Action, State, Wait, launch_oldest
 
 

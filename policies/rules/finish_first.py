@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from policies.rules.drain import Drain
+from policies.queue.drain import Drain
 from policies.types import Action, Policy, State
 
 

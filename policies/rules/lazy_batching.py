@@ -32,8 +32,8 @@ from typing import Literal
 
 from policies.profile import Profile
 from policies.rules.rule import Rule
-from policies.rules.traits import StepPolicy
 from policies.spec import Spec
+from policies.traits import StepPolicy
 from policies.types import Action, Launch, Request, SpecError, State, Wait
 
 Slack = Literal["printed", "remaining", "oracle"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from policies.rules.rule import Rule
-from policies.rules.traits import ActionTable, control_limit_table
+from policies.traits import ActionTable, control_limit_table
 from policies.types import Action, State, Wait, launch_oldest
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from policies.objectives.table import PolicyTable
 from policies.profile import Profile
-from policies.smdp.table import PolicyTable
 from policies.spec import Spec
 from policies.types import Policy
 

@@ -1,6 +1,6 @@
 """One decision for all bins: the batch of least average cost, which may mix bins, read from a table by their queues.
 
-The table is solved (policies/smdp/several_bins.py) for sizes that have been observed, at loads up to 0.9, and its row
+The table is solved (policies/solver/several_bins.py) for sizes that have been observed, at loads up to 0.9, and its row
 is that of the nearest measured arrival rate. Until sizes are known the policy is greedy. All requests of a model are of
 one kind, since they may share a batch; the bin of a request follows from its size.
 """
@@ -16,8 +16,8 @@ from policies.profile import Profile
 from policies.rules.rule import BinnedPolicy, Rule
 from policies.sizing.bins import optimised_edges
 from policies.sizing.size_models import lengths_of
-from policies.smdp.distributions import Floats
-from policies.smdp.several_bins import BinnedProblem, BinnedSolution, capacity, solve_bins
+from policies.solver.distributions import Floats
+from policies.solver.several_bins import BinnedProblem, BinnedSolution, capacity, solve_bins
 from policies.spec import Spec
 from policies.types import Action, Launch, SpecError, State, Wait, launch_oldest
 

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
+from policies.objectives.solving import solved_table, table_policy, weight_of, weighted_table_policy
+from policies.objectives.table import load_table
 from policies.profile import Profile
 from policies.rules.length_aware import LengthAware, length_aware
 from policies.rules.rule import Rule, SolvedPolicy
-from policies.smdp.table import load_table
-from policies.solving import solved_table, table_policy, weight_of, weighted_table_policy
 from policies.spec import Spec
 
 _WEIGHT_KEYS = frozenset({"w2", "slo_mean_ms", "slo_p95_ms", "power_cap_w", "policy_form"})

@@ -13,8 +13,8 @@ from policies.charts.action_chart import (
     policy_chart,
 )
 from policies.profile import Profile
-from policies.smdp.distributions import DETERMINISTIC, Gamma, ServiceDistribution
-from policies.smdp.solver import Solution, solve
+from policies.solver.distributions import DETERMINISTIC, Gamma, ServiceDistribution
+from policies.solver.solver import Solution, solve
 from research.papers.proposition_4 import SizeIndependent, optimal_control_limit
 from research.papers.setting import (
     CONSTANT_MS,

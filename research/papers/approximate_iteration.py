@@ -22,10 +22,10 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from benchmarks.support.harness import finish_axes, new_figure
 from policies.charts.averages import LINE_STYLES, PALETTE, benchmarks
-from policies.smdp.distributions import Floats, Ints
-from policies.smdp.model import HOLDING, Model, Problem, build_model, objective_weights
-from policies.smdp.rvi import Rvi, results_by_iteration
-from policies.smdp.solver import solve
+from policies.solver.distributions import Floats, Ints
+from policies.solver.model import HOLDING, Model, Problem, build_model, objective_weights
+from policies.solver.rvi import Rvi, results_by_iteration
+from policies.solver.solver import solve
 from research.papers.setting import Claim, Section, agreement, at, difference, googlenet, save_named, table
 
 LENGTH, OVERFLOW_COST = 160, 100.0  # s_max of S_trunc, c_o

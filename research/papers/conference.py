@@ -11,8 +11,8 @@ import numpy as np
 from benchmarks.support.harness import finish_axes, new_figure
 from policies.charts.action_chart import chart_rows, control_limit_of, legend_handles, policy_chart
 from policies.charts.averages import MARKERS, PALETTE, benchmarks
-from policies.smdp.distributions import Floats
-from policies.smdp.solver import Solution, solve
+from policies.solver.distributions import Floats
+from policies.solver.solver import Solution, solve
 from research.papers.setting import ALL_LOADS, Claim, Section, agreement, at, googlenet, save_named, table
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from functools import cache
 import numpy as np
 
 from policies.charts.averages import benchmarks
-from policies.smdp.distributions import distribution
-from policies.smdp.frontier import MeanBound, choose_weight
-from policies.smdp.solver import solve
+from policies.objectives.frontier import MeanBound, choose_weight
+from policies.solver.distributions import distribution
+from policies.solver.solver import solve
 from research.papers import approximate_iteration, conference
 from research.papers.actions import breaks, broken_solutions, claims_3, claims_11, simple_cases, solved
 from research.papers.overview import Paper, Row, judged

@@ -50,7 +50,7 @@ Load {DRAWN_LOAD:g}, {DRAWN_SHARE:.0%} within the bound. A policy is drawn where
 
 _DERIVATION = """\
 The papers bound no percentile. Their tables decide by the queue length, which says little about how old the oldest
-request is. This section is this project's own (policies/smdp/ages.py and age_model.py have the details).
+request is. This section is this project's own (policies/percentile/ages.py and age_model.py have the details).
 
 **Policy.** With n requests waiting at an idle device, launch all of them, at most B_max, once the oldest is τ(n) old.
 Greedy (τ = 0), control limits (τ = 0 or infinite) and timeouts (τ constant below B_max) are special cases.

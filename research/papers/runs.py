@@ -13,12 +13,12 @@ from benchmarks.support.harness import finish_axes, new_figure
 from loadgen.simulated import simulate_policy
 from policies import catalog
 from policies.charts.averages import BLUE, MARKERS, VERMILLION, benchmarks, distribution_chart
+from policies.objectives.frontier import frontier
+from policies.percentile.response_law import ResponseLaw, response_law
 from policies.queue.arrivals import poisson
 from policies.queue.simulator import Estimate, Run, estimate, percentile, share_within
-from policies.smdp.distributions import Floats
-from policies.smdp.frontier import frontier
-from policies.smdp.response_law import ResponseLaw, response_law
-from policies.smdp.solver import Solution, solve
+from policies.solver.distributions import Floats
+from policies.solver.solver import Solution, solve
 from research.papers.setting import Claim, Section, agreement, at, difference, googlenet, save_numbered, table
 
 if TYPE_CHECKING:

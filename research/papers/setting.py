@@ -15,8 +15,8 @@ from PIL import Image
 
 from benchmarks.support.harness import ROOT, markdown_table
 from policies.profile import Profile, load_profile
-from policies.smdp.distributions import DETERMINISTIC, ServiceDistribution
-from policies.smdp.model import Problem
+from policies.solver.distributions import DETERMINISTIC, ServiceDistribution
+from policies.solver.model import Problem
 from research import FIGURES
 
 if TYPE_CHECKING:
@@ -166,5 +166,5 @@ paper its forerunner at ICC 2023. Figures are compared with what the journal's t
 "differs" are computed, and a test asserts them.
 
 Unless a section says otherwise: GoogLeNet on a Tesla P4, l(b) = 0.3051 b + 1.0524 ms, ζ(b) = 19.899 b + 19.603 mJ,
-deterministic service times, batches of 1 to 32, w1 = 1; solved exactly (policies/smdp/solver.py), without the papers'
+deterministic service times, batches of 1 to 32, w1 = 1; solved exactly (policies/solver/solver.py), without the papers'
 truncation. The papers' coefficients are printed rounded, which moves the gain by 0.01 per cent."""

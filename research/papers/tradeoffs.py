@@ -9,10 +9,10 @@ import numpy as np
 
 from benchmarks.support.harness import finish_axes, new_figure
 from policies.charts.averages import GREEN, MARKERS, PALETTE, Tradeoff, benchmarks, frontier_chart, tradeoff
+from policies.objectives.frontier import MeanBound, choose_weight
 from policies.profile import Profile
-from policies.smdp.distributions import Floats
-from policies.smdp.frontier import MeanBound, choose_weight
-from policies.smdp.solver import Solution, solve
+from policies.solver.distributions import Floats
+from policies.solver.solver import Solution, solve
 from research.papers.setting import ALL_LOADS, Claim, Section, agreement, at, googlenet, save_numbered
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import Any
 from benchmarks.support.harness import finish_axes, new_figure
 from policies.charts.averages import LINE_STYLES, PALETTE
 from policies.profile import Profile
-from policies.smdp.model import Problem
-from policies.smdp.rvi import Rvi, RviResult, relative_value_iteration
-from policies.smdp.solver import solve
+from policies.solver.model import Problem
+from policies.solver.rvi import Rvi, RviResult, relative_value_iteration
+from policies.solver.solver import solve
 from research.papers.setting import Claim, Section, agreement, at, difference, googlenet, save_numbered, table
 
 _TOLERANCE = 1e-3  # delta of section VII-D

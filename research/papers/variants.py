@@ -9,11 +9,11 @@ from scipy import stats
 
 from benchmarks.support.harness import finish_axes, new_figure
 from policies.charts.averages import PALETTE, Tradeoff, benchmarks, frontier_chart, tradeoff
+from policies.objectives.frontier import breakpoint_of
 from policies.profile import Profile
-from policies.smdp.distributions import Floats, distribution
-from policies.smdp.frontier import breakpoint_of
-from policies.smdp.model import Problem
-from policies.smdp.solver import Solution, solve
+from policies.solver.distributions import Floats, distribution
+from policies.solver.model import Problem
+from policies.solver.solver import Solution, solve
 from research.papers.setting import (
     ALL_LOADS,
     Claim,

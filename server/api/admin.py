@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from policies.catalog import ModelPolicy, names_file
+from policies.objectives.table import actions_json, certificate_json
 from policies.planning.reachability import Neighbour, objective_warnings
 from policies.profile import ProfileFile
-from policies.smdp.table import actions_json, certificate_json
 from server.api.inference import Inference
 from server.api.openapi import KEYED_ERRORS, MODEL_ERRORS, documented, json_content
 from server.api.schemas import Device, DeviceChange, Policy, PolicyChange

@@ -10,7 +10,7 @@ from math import ceil
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from policies.smdp.frontier import SHARE
+from policies.objectives.frontier import SHARE
 from server.api.inference import Inference, decoding_limits
 from server.app.application import Application
 from server.app.backend import Backend, ProfileSource, make_backend

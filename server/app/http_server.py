@@ -14,7 +14,8 @@ import uvicorn
 
 from policies.types import SpecError
 from server.transport.accepting import protocol_factory
-from server.transport.connection import HttpApp, Listener
+from server.transport.connection import Listener
+from server.transport.http_call import HttpApp
 
 if TYPE_CHECKING:
     from server.api.grpc.server import GrpcServer

@@ -14,7 +14,8 @@ import uvloop
 from server.app.http_server import HttpServer, raise_file_limit, reload_files
 from server.backends.glibc_heap import trim_periodically
 from server.scheduling.fleet import Fleet
-from server.transport.connection import HttpApp, Listener
+from server.transport.connection import Listener
+from server.transport.http_call import HttpApp
 from server.workers.worker import shared_memory
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import count
 from typing import Literal, TypeVar
 
-from policies.smdp.frontier import SHARE
+from policies.objectives.frontier import SHARE
 from policies.types import SpecError
 from server.api.inference import Inference
 from server.app.backend import Backend, LoadedModel, ProfileSource, load_again

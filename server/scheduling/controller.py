@@ -15,8 +15,8 @@ from typing import TypeVar
 from policies.adaptation.drift import DriftDetector
 from policies.adaptation.objective import AgeMargin, Objective, ResponseCounts
 from policies.catalog import ModelPolicy, solved_again
+from policies.objectives.frontier import SHARE
 from policies.profile import Profile
-from policies.smdp.frontier import SHARE
 from policies.types import SpecError
 from server.energy.meters import EnergyMeter
 from server.scheduling.dispatcher import Dispatcher

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from policies.catalog import ModelPolicy, by_stages
+from policies.objectives.frontier import SHARE
 from policies.planning.reachability import objective_warnings
-from policies.smdp.frontier import SHARE
 from policies.types import SpecError
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet

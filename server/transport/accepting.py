@@ -9,7 +9,8 @@ from typing import Any
 
 from uvicorn.server import ServerState
 
-from server.transport.connection import Connection, HttpApp, Listener
+from server.transport.connection import Connection, Listener
+from server.transport.http_call import HttpApp
 
 _log = logging.getLogger("batchwright.connection")
 

@@ -3,22 +3,19 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 from time import monotonic
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 import httptools
-from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.server import ServerState
 
 from server.errors import render_error
 from server.transport.chunked_body import ChunkedBody, ChunkedBodyError
 from server.transport.connection_limits import ConnectionLimit, TimeLimits, max_connections
-from server.transport.http_call import HttpCall, RequestHead
-from server.transport.request import Headers, RequestContext
+from server.transport.http_call import Buffers, HttpApp, HttpCall, RequestHead
 from server.transport.tls import Tls
 
 _log = logging.getLogger("batchwright.connection")
@@ -36,26 +33,6 @@ _NO_HEAD = b"\0"  # no request begins with it
 _RETRY_AFTER = b"retry-after: 1\r\n"
 _UPGRADE_HEADERS = (b"upgrade", b"http2-settings")
 _LINGER = 1.0  # s; closing a socket with unread bytes resets the connection, and the client loses the response
-
-Buffers = Callable[[int], memoryview]  # returns memory for a body of this size
-
-
-class HttpApp(Protocol):
-    """What serves the requests of all connections.
-
-    Attributes:
-        app: the ASGI application within it, whose lifespan is that of the server.
-    """
-
-    app: ASGIApp
-
-    async def handle(self, call: HttpCall, /) -> None:
-        """Serve one request. It ends without a response only if the client has disconnected."""
-        ...
-
-    def response_headers(self, context: RequestContext, /) -> Headers:
-        """Return the headers that every response has."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -4,18 +4,17 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import Protocol
 from urllib.parse import unquote
 
 import httptools
-from starlette.types import Message, Scope
+from starlette.types import ASGIApp, Message, Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from server.errors import TooLargeError
 from server.transport.request import Body, BodyLimit, ClientDisconnectedError, Headers, RequestContext, check_length
 
-if TYPE_CHECKING:
-    from server.transport.connection import Connection
+Buffers = Callable[[int], memoryview]  # returns memory for a body of this size
 
 CHUNK = 2**14  # bytes of a response that are sent at once
 _IN_PLACE = 2**20  # bytes; memory for a longer body is reserved as it arrives
@@ -73,6 +72,39 @@ class RequestHead:
         return cls(method, raw, path, query, headers, by_name, length, version, keep_alive)
 
 
+class CallConnection(Protocol):
+    """What a call needs of its connection.
+
+    Attributes:
+        transport: of the connection.
+        app: serves the requests.
+        buffers: memory for bodies that are received in place.
+        loop: the event loop.
+    """
+
+    transport: asyncio.Transport
+    app: "HttpApp"
+    buffers: Buffers
+    loop: asyncio.AbstractEventLoop
+
+    @property
+    def can_write(self) -> bool:
+        """Whether the client has read most of what was written."""
+        ...
+
+    async def writable(self) -> bool:
+        """Wait until the client has read most of what was written; return whether the connection is still open."""
+        ...
+
+    def update_reading(self) -> None:
+        """Pause or resume reading, as the call needs it."""
+        ...
+
+    def response_completed(self, call: "HttpCall", /) -> None:
+        """Go on with the next request, or close the connection."""
+        ...
+
+
 class HttpCall(RequestContext):
     """One request on its connection.
 
@@ -100,7 +132,7 @@ class HttpCall(RequestContext):
         *("head", "is_whole", "keep_alive", "response_complete", "task"),
     )
 
-    def __init__(self, connection: "Connection", head: RequestHead, began: float) -> None:
+    def __init__(self, connection: CallConnection, head: RequestHead, began: float) -> None:
         """Create the call of a request with this head that began at `began`, s of time.monotonic."""
         super().__init__(head.method, head.path, head.by_name, began)
         self.head = head
@@ -339,3 +371,21 @@ class HttpCall(RequestContext):
             if status not in (204, 304) and all(name != b"content-length" for name, _ in headers):
                 headers.append(_CLOSE if more else (b"content-length", b"%d" % len(body)))
         await self._write(body, last=not more)
+
+
+class HttpApp(Protocol):
+    """What serves the requests of all connections.
+
+    Attributes:
+        app: the ASGI application within it, whose lifespan is that of the server.
+    """
+
+    app: ASGIApp
+
+    async def handle(self, call: HttpCall, /) -> None:
+        """Serve one request. It ends without a response only if the client has disconnected."""
+        ...
+
+    def response_headers(self, context: RequestContext, /) -> Headers:
+        """Return the headers that every response has."""
+        ...

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from batchwright import Launch, Policy, Profile, State, Wait, evaluate, simulate, solve
-from policies.cli import main
+from policies.command_line.cli import main
 from policies.types import PolicyError, SpecError
 
 P4 = Profile.load("googlenet-tesla-p4")

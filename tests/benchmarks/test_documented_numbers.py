@@ -12,8 +12,8 @@ from benchmarks.gpu.records import read_records
 from benchmarks.support.harness import RECORDS, ROOT
 from benchmarks.support.peer_tables import BARE, BODIES, CONNECTIONS, MOSEC, tables
 from policies.profile import load_profile
-from policies.smdp.model import Problem
-from policies.smdp.solver import evaluate, solve
+from policies.solver.model import Problem
+from policies.solver.solver import evaluate, solve
 from research.batchmonitor import PRINTED_MS
 
 LOADS = (0.3, 0.6)

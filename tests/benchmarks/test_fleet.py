@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks.fleet import CELLS, PACES, policies, ranges, slowed
 from policies.profile import load_profile
-from policies.smdp.model import Problem
-from policies.smdp.solver import solve
+from policies.solver.model import Problem
+from policies.solver.solver import solve
 
 
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.85])

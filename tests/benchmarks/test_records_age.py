@@ -119,6 +119,6 @@ def test_sections_of_the_page_without_a_record_are_listed(
 
 def test_of_the_own_benchmarks_only_those_with_a_server_depend_on_it() -> None:
     solver, ceiling = (code_of(ROOT, Path(f"benchmarks/{name}.py")) for name in ("solver", "ceiling"))
-    assert Path("policies/smdp/tail.py") in solver
+    assert Path("policies/solver/tail.py") in solver
     assert Path("server/cli.py") in ceiling
     assert not any(path.parts[0] == "server" for path in solver)

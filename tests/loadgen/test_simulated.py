@@ -16,7 +16,7 @@ from policies.catalog import ModelPolicy, choose, solved
 from policies.profile import Profile
 from policies.queue.arrivals import Instants
 from policies.rules.maximum_wait import MaximumWait
-from policies.smdp.distributions import Gamma
+from policies.solver.distributions import Gamma
 from policies.types import Mix, SpecError
 
 DEVICE = Profile(

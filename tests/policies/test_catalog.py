@@ -6,19 +6,19 @@ from pathlib import Path
 import pytest
 
 from policies.catalog import choose, combine, ignored_keys, in_stages, solved, solved_again
+from policies.objectives.table import save_table, solve_table
 from policies.profile import Profile, load_profile
 from policies.queue.batcher import Batcher
+from policies.queue.lookup import Lookup
 from policies.queue.monitor import NoMonitor
 from policies.rules.co_located import CoLocated
 from policies.rules.control_limit import ControlLimit, static
-from policies.rules.lookup import Lookup
 from policies.rules.max_under_deadline import MaxUnderDeadline
 from policies.rules.maximum_wait import MaximumWait
 from policies.rules.per_kind import PerKind
-from policies.rules.traits import ActionTable
-from policies.smdp.model import Problem
-from policies.smdp.solver import solve
-from policies.smdp.table import save_table, solve_table
+from policies.solver.model import Problem
+from policies.solver.solver import solve
+from policies.traits import ActionTable
 from policies.types import BatchKey, Launch, Request, SpecError, State, Wait
 
 P4 = load_profile("googlenet-tesla-p4")
@@ -28,12 +28,12 @@ B = P4.max_batch_size
 @pytest.fixture
 def few_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Solve tables for five loads instead of 49, and those for multiples of w2 for fewer loads, too."""
-    monkeypatch.setattr("policies.solving.default_loads", lambda: [0.02, 0.3, 0.5, 0.7, 0.9])
-    monkeypatch.setattr("policies.solving._STEP", 2.5)
+    monkeypatch.setattr("policies.objectives.solving.default_loads", lambda: [0.02, 0.3, 0.5, 0.7, 0.9])
+    monkeypatch.setattr("policies.objectives.solving._STEP", 2.5)
 
 
 def solve_for(loads: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("policies.solving.default_loads", lambda: loads)
+    monkeypatch.setattr("policies.objectives.solving.default_loads", lambda: loads)
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from policies.catalog import check_spec, choose, combine, in_stages, solved_again
+from policies.objectives.table import save_table, solve_table
 from policies.profile import load_profile
 from policies.rules.control_limit import ControlLimit, static
 from policies.rules.maximum_wait import MaximumWait
-from policies.smdp.model import Problem
-from policies.smdp.table import save_table, solve_table
+from policies.solver.model import Problem
 from policies.types import BatchKey, Launch, Request, SpecError, State
 
 P4 = load_profile("googlenet-tesla-p4")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from policies.catalog import CATALOG, by_stages, check_spec, choose, combine, parse_spec
 from policies.profile import Profile, load_profile
 from policies.rules.rule import Rule
-from policies.rules.traits import QueueLengthPolicy
+from policies.traits import QueueLengthPolicy
 from policies.types import BatchKey, Launch, Request, SpecError, State, Wait
 
 P4 = load_profile("googlenet-tesla-p4").truncated(8)

@@ -12,8 +12,8 @@ import pytest
 
 from policies import files
 from policies.files import MAX_BYTES, check_writable, open_atomically, read_text, write_atomically
+from policies.objectives.table import load_table
 from policies.profile import load_profile
-from policies.smdp.table import load_table
 from policies.types import SpecError
 
 Load = Callable[[str], Any]

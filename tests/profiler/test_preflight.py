@@ -8,7 +8,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from profiler.preflight import Findings, PynvmlGpu, SystemCpu, inspect_cpu, inspect_gpu, preflight
+from profiler.gpu import PynvmlGpu
+from profiler.preflight import Findings, SystemCpu, inspect_cpu, inspect_gpu, preflight
 from server.backends.real_device import find_device
 from server.energy.nvml import GPU_LOST, NvmlError
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from policies.smdp.rvi import Rvi, relative_value_iteration
-from policies.smdp.solver import solve
+from policies.solver.rvi import Rvi, relative_value_iteration
+from policies.solver.solver import solve
 from research.papers import approximate_iteration
 from research.papers.approximate_iteration import (
     PRINTED_APPROXIMATE,

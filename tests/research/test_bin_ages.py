@@ -5,8 +5,8 @@ from math import inf
 import pytest
 
 from benchmarks.support.harness import load_record
-from policies.rules.lookup import ActionRow, lookup
-from policies.smdp.ages import actions_of_ages
+from policies.percentile.ages import actions_of_ages
+from policies.queue.lookup import ActionRow, lookup
 from policies.types import BatchKey, Launch, MaxAges, Request, State, Wait
 from research.bin_ages import LARGEST, ByBin, ages_of, bins_of, simulate
 

@@ -25,7 +25,7 @@ SPEC = "smdp:w2=1"
 @pytest.fixture(autouse=True)
 def few_tables(few_loads: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Solve the tables for multiples of w2 for fewer loads, too: the oracle's have the same loads."""
-    monkeypatch.setattr("policies.solving._STEP", 2.5)
+    monkeypatch.setattr("policies.objectives.solving._STEP", 2.5)
 
 
 def scaled(time: float, energy: float) -> Profile:

@@ -5,9 +5,9 @@ import pytest
 
 from benchmarks.support.harness import load_record
 from policies.profile import Profile, load_profile
-from policies.smdp.model import Problem
-from policies.smdp.several_bins import BinnedProblem, solve_bins
-from policies.smdp.solver import solve
+from policies.solver.model import Problem
+from policies.solver.several_bins import BinnedProblem, solve_bins
+from policies.solver.solver import solve
 from policies.types import BatchKey, Launch, Policy, Request, State
 from research import co_located
 from research.co_located import System, Valued, policy_of, system_of

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from policies.smdp.frontier import frontier
-from policies.smdp.response_law import response_law
-from policies.smdp.rvi import RviResult
-from policies.smdp.solver import solve
+from policies.objectives.frontier import frontier
+from policies.percentile.response_law import response_law
+from policies.solver.rvi import RviResult
+from policies.solver.solver import solve
 from research.papers import actions, runs, tradeoffs, truncation, variants
 from research.papers.setting import CONSTANT_MS, PAGE, Claim, affine_energy, agreement, at, googlenet, log_energy
 from research.papers.truncation import TABLE_II, Printed, acceptable_from, beside_printed, rvi, with_slope
@@ -70,7 +70,7 @@ def test_the_policy_of_figure_6_with_a_95th_percentile_below_10_ms_is_that_of_ta
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # a coarser grid of times changes the percentiles next to 10 ms by 0.002 ms
-    monkeypatch.setattr("policies.smdp.response_law._STEPS", 250)
+    monkeypatch.setattr("policies.percentile.response_law._STEPS", 250)
     problem = at(googlenet(), 0.7)
     cheapest_first = frontier(problem)[::-1]
     powers = [solution.mean_power or 0.0 for solution in cheapest_first]

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from policies.charts.action_chart import control_limit_of
 from policies.profile import Profile
-from policies.smdp.distributions import Gamma
-from policies.smdp.model import Problem
-from policies.smdp.solver import evaluate, solve
+from policies.solver.distributions import Gamma
+from policies.solver.model import Problem
+from policies.solver.solver import evaluate, solve
 from policies.types import SpecError
 from research.papers.proposition_4 import SizeIndependent, optimal_control_limit
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from policies.command import run
+from policies.command_line.common import run
 from policies.types import SpecError
 from server.cli import app
 from server.config import Settings, by_model, load_settings, read_settings

@@ -35,7 +35,7 @@ _IMPORTED = (  # all but the module itself, and what these import while a server
     "server.app.serving",
     "server.telemetry.printed",
     "profiler.first_profile",
-    "policies.command",
+    "policies.command_line.common",
     "pydantic.v1",
     "scipy.special",
     "typer",

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.support.harness import serving
 from loadgen.cli import main as generate_load
-from policies.cli import main as solve_policy
+from policies.command_line.cli import main as solve_policy
 from profiler.cli import main as profile_model
 from server.cli import main as serve_model
 from tests.support.http_client import fetch

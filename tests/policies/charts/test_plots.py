@@ -13,11 +13,11 @@ from matplotlib.figure import Figure
 from policies.charts.action_chart import ChartRow, chart_rows, control_limit_violations, legend_handles, policy_chart
 from policies.charts.averages import Tradeoff, benchmarks, distribution_chart, frontier_chart, tradeoff
 from policies.charts.plots import plot_policy, plot_table
+from policies.objectives.frontier import MeanBound, choose_weight, frontier
 from policies.profile import load_profile
-from policies.smdp.distributions import Gamma
-from policies.smdp.frontier import MeanBound, choose_weight, frontier
-from policies.smdp.model import Problem
-from policies.smdp.solver import Solution, solve
+from policies.solver.distributions import Gamma
+from policies.solver.model import Problem
+from policies.solver.solver import Solution, solve
 
 PROFILE = load_profile("googlenet-tesla-p4")
 LIMIT = (0, 0, 0, 3, 4)  # a control limit of 3

@@ -6,15 +6,15 @@ from functools import cache
 import numpy as np
 import pytest
 
+from policies.objectives.frontier import MeanBound, UnreachableError, choose_weight, parse_bound
+from policies.percentile.ages import ResponseBounds
 from policies.planning import devices
 from policies.planning.devices import CapacityProblem, plan_capacity, simulate_fleet
 from policies.planning.prices import Price, check_flags, priced
 from policies.profile import Profile, load_profile
 from policies.queue.simulator import estimate
-from policies.smdp.ages import ResponseBounds
-from policies.smdp.frontier import MeanBound, UnreachableError, choose_weight, parse_bound
-from policies.smdp.model import Problem
-from policies.smdp.solver import evaluate, solve
+from policies.solver.model import Problem
+from policies.solver.solver import evaluate, solve
 from policies.types import SpecError
 
 P4 = load_profile("googlenet-tesla-p4")

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from policies.catalog import choose
+from policies.objectives.frontier import ShareBound, UnreachableError, choose_weight
+from policies.objectives.trial import simulated_percentile
 from policies.planning.reachability import Neighbour, objective_warnings, reachability
 from policies.profile import load_profile
-from policies.smdp.frontier import ShareBound, UnreachableError, choose_weight
-from policies.smdp.model import Problem
-from policies.smdp.trial import simulated_percentile
+from policies.solver.model import Problem
 
 P4 = load_profile("googlenet-tesla-p4-x10").truncated(8)
 

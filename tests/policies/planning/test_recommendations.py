@@ -9,7 +9,7 @@ import pytest
 
 from loadgen.simulated import Simulation
 from loadgen.sizes import RequestSizes, longest_request_profile
-from policies.cli import main
+from policies.command_line.cli import main
 from policies.planning import recommendations
 from policies.planning.recommendations import BinningProblem, SimulatedCandidate, recommend
 from policies.profile import Profile

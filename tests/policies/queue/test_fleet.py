@@ -11,8 +11,8 @@ from policies.queue.arrivals import poisson
 from policies.queue.batcher import Batcher
 from policies.queue.fleet import FleetRun, random_routing, run_fleet, shortest_expected_delay
 from policies.queue.simulator import Run, Station, estimate, run
-from policies.smdp.model import Problem
-from policies.smdp.solver import solve
+from policies.solver.model import Problem
+from policies.solver.solver import solve
 from policies.types import BatchKey, Launch, Request
 
 M = BatchKey("m")

@@ -10,19 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.catalog import solved
+from policies.objectives.trial import Trial
 from policies.profile import Profile, load_profile
 from policies.queue.arrivals import Instants, poisson
 from policies.queue.batcher import Batcher
+from policies.queue.lookup import ActionRow, lookup
 from policies.queue.monitor import NoMonitor
 from policies.queue.simulator import Run, estimate, percentile, run, share_within
 from policies.queue.table_simulator import ServiceModel, simulate_ages, simulate_table
 from policies.rules.control_limit import ControlLimit
-from policies.rules.lookup import ActionRow, lookup
-from policies.rules.traits import ActionTable
-from policies.smdp.distributions import DETERMINISTIC, Gamma
-from policies.smdp.model import Problem
-from policies.smdp.solver import evaluate, solve
-from policies.smdp.trial import Trial
+from policies.solver.distributions import DETERMINISTIC, Gamma
+from policies.solver.model import Problem
+from policies.solver.solver import evaluate, solve
+from policies.traits import ActionTable
 from policies.types import BatchKey, MaxAges, Mix, Policy, Request
 from research.papers.runs import TABLE_I
 

@@ -19,8 +19,8 @@ from policies.queue.simulator import simulate
 from policies.rules.catch_up import CatchUp, catch_up, greedy_value
 from policies.rules.co_located import CoLocated
 from policies.rules.lazy_batching import LazyBatching, Slack, stack_of
-from policies.smdp.model import Problem
-from policies.smdp.solver import evaluate
+from policies.solver.model import Problem
+from policies.solver.solver import evaluate
 from policies.types import Action, BatchKey, Launch, Policy, Request, State, Wait
 
 M, LOOSE, TIGHT = BatchKey("m"), BatchKey("loose"), BatchKey("tight")

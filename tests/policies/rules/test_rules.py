@@ -7,10 +7,10 @@ from math import inf
 import pytest
 
 from policies.profile import Profile
+from policies.queue.drain import Drain
+from policies.queue.lookup import ActionRow, lookup, weighted
 from policies.rules.control_limit import greedy, serial, static, timeout
-from policies.rules.drain import Drain
 from policies.rules.finish_first import FinishSuspended
-from policies.rules.lookup import ActionRow, lookup, weighted
 from policies.rules.max_under_deadline import MaxUnderDeadline
 from policies.rules.maximum_wait import MaximumWait
 from policies.rules.per_kind import PerKind, slowdowns

@@ -12,7 +12,7 @@ from policies.profile import Profile
 from policies.rules import smdp_bins
 from policies.rules.multi_bin import Bins
 from policies.rules.smdp_bins import SmdpBins, solve_smdp_bins
-from policies.smdp.several_bins import BinnedSolution
+from policies.solver.several_bins import BinnedSolution
 from policies.types import BatchKey, Launch, Request, SpecError, State, Wait
 
 SIZES = np.linspace(1.0, 20.0, 500)

@@ -38,8 +38,8 @@ SLOWER = replace(
 @pytest.fixture(autouse=True)
 def loads_of_these_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Solve tables for the loads of these tests and the largest one, instead of 49."""
-    monkeypatch.setattr("policies.solving.default_loads", lambda: [0.3, 0.5, 0.6, 0.98])
-    monkeypatch.setattr("policies.solving._STEP", 3.0)
+    monkeypatch.setattr("policies.objectives.solving.default_loads", lambda: [0.3, 0.5, 0.6, 0.98])
+    monkeypatch.setattr("policies.objectives.solving._STEP", 3.0)
     monkeypatch.setattr(smdp_bins, "_LOADS", (0.1,))
 
 
@@ -196,7 +196,7 @@ def test_a_policy_set_by_an_operator_is_adapted_to_the_device() -> None:
 
 
 def test_a_missed_objective_reduces_the_weight_of_power(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("policies.solving.default_loads", lambda: [0.1, 0.3])
+    monkeypatch.setattr("policies.objectives.solving.default_loads", lambda: [0.1, 0.3])
     # the bound is met by the profile; the device takes 1.5 times as long, so that it needs a faster policy
     bound, rate = 90.0, 0.3 * P4.capacity
     seen = serve(ChangingExecutor(SLOWER, SLOWER, 0.0), f"smdp:slo_p95_ms={bound:g},policy_form=batch-size", rate)
@@ -222,7 +222,7 @@ def at_most(size: int) -> Callable[[list[Any]], list[Any]]:
 def test_maximum_ages_are_solved_for_a_smaller_bound_until_the_percentile_is_kept_over_http(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("policies.solving.default_loads", lambda: [0.5])
+    monkeypatch.setattr("policies.objectives.solving.default_loads", lambda: [0.5])
     few = P4.truncated(8)
     bound, overhead, rate = 60.0, 0.005, 0.5 * few.capacity
     executor = ChangingExecutor(few, few, inf)
@@ -236,7 +236,7 @@ def test_maximum_ages_are_solved_for_a_smaller_bound_until_the_percentile_is_kep
 
 
 def test_without_overhead_maximum_ages_stay_nearly_as_solved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("policies.solving.default_loads", lambda: [0.5])
+    monkeypatch.setattr("policies.objectives.solving.default_loads", lambda: [0.5])
     few = P4.truncated(8)
     executor = ChangingExecutor(few, few, inf)
     executor.assumed = few
@@ -248,7 +248,7 @@ def test_without_overhead_maximum_ages_stay_nearly_as_solved(monkeypatch: pytest
 def test_a_margin_is_kept_when_an_operator_sets_the_policy_and_when_the_memory_is_too_small(
     monkeypatch: pytest.MonkeyPatch, adapted: bool
 ) -> None:
-    monkeypatch.setattr("policies.solving.default_loads", lambda: [0.5])
+    monkeypatch.setattr("policies.objectives.solving.default_loads", lambda: [0.5])
     few = P4.truncated(8)
     executor = ChangingExecutor(few, few, inf)
     executor.assumed = few

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from policies.queue.batcher import Batcher
+from policies.queue.drain import Drain
 from policies.queue.monitor import NoMonitor
 from policies.rules.control_limit import static
-from policies.rules.drain import Drain
 from policies.rules.finish_first import FinishRetired
 from policies.types import BatchKey, Launch, Request, State, Wait
 from server.backends.executor import Batch, Completion

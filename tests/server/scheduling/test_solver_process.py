@@ -96,7 +96,7 @@ def test_the_policy_within_bins_is_the_one_that_is_chosen_here() -> None:
 
 @pytest.mark.usefixtures("started")
 def test_the_policy_for_another_profile_is_the_one_that_is_solved_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("policies.solving.default_loads", lambda: [0.3, 0.7, 0.98])
+    monkeypatch.setattr("policies.objectives.solving.default_loads", lambda: [0.3, 0.7, 0.98])
     chosen = choose("smdp:slo_p95_ms=40", P4)
     slower = replace(P4, service_times=tuple(1.1 * time for time in P4.service_times))
     apart = solve_again_in_process(chosen, slower, 1.0, 0.002)

@@ -1,0 +1,1 @@
+"""solve-policy, and what the command lines share."""

@@ -1,0 +1,1 @@
+"""Objectives: the frontier over weights, bounds, and tables of policies over arrival rates."""

@@ -1,0 +1,142 @@
+"""Bounds from flags and specs, and the policy that keeps them: a table of maximum ages, or of batch sizes.
+
+Percentiles are kept by a table of maximum ages (ages.py), which needs the least power. A table of batch sizes
+(choice.py) keeps every other bound, and a percentile where that form is asked for.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from math import inf
+
+from policies.objectives.frontier import (
+    BOUNDS,
+    Bound,
+    MeanBound,
+    ShareBound,
+    UnreachableError,
+    choose_weight,
+    parse_bound,
+)
+from policies.objectives.trial import simulated_percentile
+from policies.percentile.ages import AgeSolution, ResponseBounds, solve_ages
+from policies.solver.model import Problem, is_within_largest_load
+from policies.solver.solver import Solution
+from policies.types import ParameterError, SpecError
+
+FORMS = ("max-ages", "batch-size")  # of the policy that keeps a percentile
+_COMPARED = 50_000  # requests simulated for a table of batch sizes in place of one of maximum ages
+_LARGEST = 64  # B_max above which one percentile is kept by a table of batch sizes: ages take many seconds a load
+
+
+def check_form(form: str) -> str:
+    """Return the form.
+
+    Raises:
+        ParameterError: it is unknown.
+    """
+    if form not in FORMS:
+        raise ParameterError("policy_form", repr(form), f"is neither {' nor '.join(FORMS)}; give one of them")
+    return form
+
+
+def parse_bounds(
+    named: Sequence[tuple[str, str]], form: str = FORMS[0], measured_over: int = 400_000, seed: int = 0
+) -> Bound | ResponseBounds:
+    """Parse one or several bounds that are to be kept together.
+
+    Args:
+        named: key and text of each, see `parse_bound`.
+        form: of the policy that keeps a percentile, one of `FORMS`.
+        measured_over: number of requests simulated to evaluate a share under tables of batch sizes.
+        seed: seed of that simulation.
+
+    Raises:
+        SpecError: a text is malformed, or the bounds cannot be combined.
+    """
+    bounds = [parse_bound(key, text, measured_over, seed) for key, text in named]
+    shares = tuple((bound.response_time, bound.share) for bound in bounds if isinstance(bound, ShareBound))
+    means = [bound.response_time for bound in bounds if isinstance(bound, MeanBound)]
+    if len(bounds) == 1 and (form == "batch-size" or not shares):
+        return bounds[0]
+    if form == "batch-size" or not shares or len(shares) + len(means) < len(bounds) or len(means) > 1:
+        first, second = (f"{key.replace('_', '-')} {text}" for key, text in named[:2])
+        raise SpecError(
+            f"{first} and {second} cannot be kept together; give one of them, or several percentiles and at most one "
+            "mean without the batch-size form"
+        )
+    return ResponseBounds(shares, *means)
+
+
+def limits_of(bounds: Mapping[str, float | str]) -> tuple[float, ...]:
+    """Return the response times, s, of the percentiles among the bounds of a policy file.
+
+    Raises:
+        SpecError: a bound is malformed.
+    """
+    named = [(key, word) for key, value in bounds.items() if key in BOUNDS for word in str(value).split()]
+    found = [parse_bound(key, text) for key, text in named]
+    return tuple(bound.response_time for bound in found if isinstance(bound, ShareBound))
+
+
+def solve_within(
+    problem: Problem, bound: Bound | ResponseBounds, mixed: bool = True, requests: int = _COMPARED, seed: int = 0
+) -> Solution:
+    """Return the policy of least power within a bound (for a power cap: of least mean response time).
+
+    A table of maximum ages always launches all requests, at most B_max. Where a smaller batch may be better, because
+    it has a higher throughput or takes less energy a request, a table of batch sizes is tried, too. Above a B_max of 64
+    or a load of 0.98 one percentile is kept by a table of batch sizes.
+
+    Args:
+        problem: the system; its w2 is ignored.
+        bound: the constraint.
+        mixed: whether two tables may be mixed.
+        requests: number of requests simulated to evaluate a table of batch sizes in place of one of maximum ages.
+        seed: seed of that simulation.
+
+    Raises:
+        UnreachableError: no policy keeps the bound. Where both forms are tried, `nearest` is the better one.
+        SpecError: the bound is invalid, or the profile has no energies.
+    """
+    if not isinstance(bound, ResponseBounds):
+        return choose_weight(problem, bound, mixed)
+    limit, share = bound.shares[0]
+    one = ShareBound(limit, share, simulated_percentile(share, requests, seed))
+    single = len(bound.shares) == 1 and bound.mean == inf
+    large = problem.truncated_profile.max_batch_size > _LARGEST or not is_within_largest_load(problem)
+    if single and large:
+        return choose_weight(problem, one, mixed)
+    found, kept = solve_ages(problem, bound, mixed)
+    if single and not _largest_is_best(problem):
+        try:
+            other = choose_weight(problem, one, mixed)
+        except UnreachableError as error:
+            if not kept and one.percentile(problem, error.nearest) < one.percentile(problem, found):
+                raise
+        else:
+            if not kept or (other.mean_power or 0.0) < (found.mean_power or 0.0):
+                return other
+    if not kept:
+        raise UnreachableError(_unreachable(bound, found), found)
+    return found
+
+
+def _largest_is_best(problem: Problem) -> bool:
+    """Return whether a larger batch never has a lower throughput, nor takes more energy a request."""
+    profile = problem.truncated_profile
+    times = [time / b for b, time in enumerate(profile.service_times, 1)]
+    energies = [energy / b for b, energy in enumerate(profile.energies or (), 1)]
+    return all(low >= high for values in (times, energies) for low, high in pairwise(values))
+
+
+def _unreachable(bounds: ResponseBounds, nearest: AgeSolution) -> str:
+    largest = f"the largest at load {nearest.load:.3g}"
+    missed = [
+        f"a share of {share:g} within {1e3 * limit:g} ms ({largest} is {round(found, 6):.4g})"
+        for (limit, share), found in zip(bounds.shares, nearest.share_within, strict=True)
+        if found < share - 1e-9
+    ]
+    if nearest.mean_response_time > bounds.mean:
+        has = f"the nearest policy at load {nearest.load:.3g} has {1e3 * nearest.mean_response_time:.6g} ms"
+        missed.append(f"a mean response time of {1e3 * bounds.mean:g} ms ({has})")
+    return f"no policy keeps {' and '.join(missed)}; raise the bound"

@@ -1,0 +1,1 @@
+"""Tables of maximum ages, which keep a percentile of the response time."""

@@ -1,1 +1,0 @@
-"""Batching as a semi-Markov decision process: model, exact closure, solver, tables."""
