@@ -69,6 +69,7 @@ def documented(
     parameters: Sequence[_Json] = (),
     body: _Json | None = None,
     content: _Json | None = None,
+    error: type[BaseModel] = schemas.Error,
 ) -> _Json:
     """Keyword arguments for a route of FastAPI.
 
@@ -79,9 +80,11 @@ def documented(
         parameters: OpenAPI objects of parameters that FastAPI does not find.
         body: content of the request by media type.
         content: further content of the response by media type.
+        error: body of the errors, one of `_SCHEMAS`.
     """
-    error = {"content": json_content(schemas.Error)}
-    responses: dict[int | str, _Json] = {code: {"description": _DESCRIPTIONS[code]} | error for code in errors}
+    responses: dict[int | str, _Json] = {
+        code: {"description": _DESCRIPTIONS[code], "content": json_content(error)} for code in errors
+    }
     responses[200] = {"description": summary} | ({"content": content} if content else {})
     extra: _Json = {"parameters": list(parameters)} if parameters else {}
     if body is not None:
@@ -130,12 +133,12 @@ def add_texts(app: FastAPI, models: Callable[[], Sequence[str]]) -> None:
         ("/v1/embeddings", "Embeddings of texts, as OpenAI's", schemas.Embeddings, EmbeddingsCall),
         ("/rerank", "Texts by their relevance to a query", schemas.Ranking | list[schemas.Rank], RerankCall),
     ):
-        route = documented(summary, response, INFERENCE_ERRORS, parameters=[TIMEOUT], body=json_content(body))
-        for code in INFERENCE_ERRORS:
-            route["responses"][code]["content"] = json_content(schemas.TextError)
-        app.post(path, **route)(bare_asgi_route)
+        given: _Json = {"parameters": [TIMEOUT], "body": json_content(body), "error": schemas.TextError}
+        app.post(path, **documented(summary, response, INFERENCE_ERRORS, **given))(bare_asgi_route)
 
-    @app.get("/v1/models", **documented("The models, as OpenAI lists them", schemas.ModelList, KEYED_ERRORS))
+    route = documented("The models, as OpenAI lists them", schemas.ModelList, KEYED_ERRORS, error=schemas.TextError)
+
+    @app.get("/v1/models", **route)
     async def list_models() -> schemas.ModelList:
         return schemas.ModelList(data=[schemas.ListedModel(id=name) for name in models()])
 

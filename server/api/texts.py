@@ -4,7 +4,7 @@ The model is named in the body. Each text is a request of its own.
 """
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -21,6 +21,7 @@ from server.models.tensors.codec import TensorCodec
 from server.transport.request import JSON_CONTENT, Handler, Headers, RequestContext
 
 _MOST = 2048  # inputs of a call, as OpenAI's
+_ROUTES = ("/v1/embeddings", "/v1/models", "/rerank")
 _MANY_NUMBERS = 20_000  # rendering more takes over a millisecond
 _TEXT, _TRUNCATED, _JSON = "text/plain; charset=utf-8", "text/plain; charset=utf-8; truncate", "application/json"
 _Text = Annotated[StrictStr, Field(min_length=1)]
@@ -260,6 +261,11 @@ def _ranking(call: RerankCall, scores: NDArray[np.float64], model: str, request:
         given = call.given
         results = [each | {"document": {"text": given[each["index"]]}} for each in results]
     return orjson.dumps({"id": request, "model": model, "results": results, "usage": {"total_tokens": tokens}})
+
+
+def error_renderer(path: str) -> Callable[[ServerError], bytes] | None:
+    """Return how the errors of a route are rendered; None: as those of all other routes."""
+    return render_openai_error if path in _ROUTES else None
 
 
 def render_openai_error(error: ServerError) -> bytes:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from policies.objectives.frontier import SHARE
 from server.api.inference import Inference, decoding_limits
+from server.api.texts import error_renderer
 from server.app.application import Application
 from server.app.backend import Backend, ProfileSource, make_backend
 from server.app.exploration import Exploration
@@ -96,6 +97,7 @@ def assemble(plan: ServerPlan, profile_source: ProfileSource, tracing: "Tracing 
         metrics.access_denied,
         shutting_down=partial(getattr, fleet, "shutting_down"),
         find_inference=app.find_inference,
+        error_renderer=error_renderer,
     )
     return AssembledServer(requests, inference, fleet, metrics, keys)
 

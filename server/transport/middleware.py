@@ -64,6 +64,7 @@ class RequestMiddleware:
         on_rejected: Callable[[int], object] = lambda _: None,
         shutting_down: Callable[[], bool] = lambda: False,
         find_inference: Callable[[str], Handler | None] = lambda _: None,
+        error_renderer: Callable[[str], Callable[[ServerError], bytes] | None] = lambda _: None,
     ) -> None:
         """Wrap an app.
 
@@ -76,9 +77,11 @@ class RequestMiddleware:
             shutting_down: whether the server stops: every response then closes its connection, so that clients
                 reconnect to another server.
             find_inference: finds the handler of POST requests with this path; None where the app serves them.
+            error_renderer: renders the errors of requests with this path; None: {"error": ...}.
         """
         self.app = app
         self._find_inference = find_inference
+        self._error_renderer = error_renderer
         self._keys = keys
         self._tracing = tracing
         self._host = host
@@ -117,12 +120,13 @@ class RequestMiddleware:
             await handler(*arguments)
         except ServerError as error:
             self._on_rejected(error.status)
-            await context.respond_error(error, _CHALLENGE if isinstance(error, UnauthorizedError) else None)
+            challenge = _CHALLENGE if isinstance(error, UnauthorizedError) else None
+            await context.respond_error(error, challenge, self._error_renderer(context.path))
         except (Exception, asyncio.CancelledError, SystemExit):  # noqa: BLE001  (answered without its details)
             name = context.request_id
             _log.exception("request %s failed with an exception", name, extra={"request_id": name})
             if not context.status:
-                await context.respond_error(ServerError(INTERNAL_ERROR))
+                await context.respond_error(ServerError(INTERNAL_ERROR), render=self._error_renderer(context.path))
         finally:
             if context.span is not None:
                 context.span.end(context.status, monotonic() - context.ended())

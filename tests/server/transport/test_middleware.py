@@ -171,6 +171,16 @@ def test_rejections_have_the_headers_of_their_status() -> None:
     assert (limited.status, limited.headers["retry-after"]) == (429, "2")
 
 
+def test_errors_are_rendered_as_the_route_says() -> None:
+    keys = Keys(parse_keys(KEYS, "keys"))
+    routes = {"/rerank": lambda error: b'{"code": %d}' % error.status}
+    for app, status in ((hello, 401), (broken, 500)):
+        middleware = RequestMiddleware(app, keys if status == 401 else None, error_renderer=routes.get)
+        rendered = call(middleware, "/rerank")
+        assert (rendered.status, rendered.body) == (status, {"code": status})
+        assert set(call(middleware, "/predict").body) == {"error"}
+
+
 @pytest.mark.parametrize(
     ("origin", "status"),
     [
