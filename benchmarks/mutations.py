@@ -85,7 +85,7 @@ MUTATIONS = (
     ),
     Mutation(
         "learn how late answers are from requests that expire",
-        "server/scheduling/dispatcher.py",
+        "server/scheduling/expiry.py",
         "        self._admission.observe(call.earliest, answered)\n",
         "",
         ("tests/server/scheduling/test_dispatcher_expiry.py",),
@@ -106,9 +106,9 @@ MUTATIONS = (
     ),
     Mutation(
         "set the expiry timer again after it has fired",
-        "server/scheduling/dispatcher.py",
-        "        self._expire(self._clock())\n        self._on_change()\n        self._set_expiry_timer()\n",
-        "        self._expire(self._clock())\n        self._on_change()\n",
+        "server/scheduling/expiry.py",
+        "        self.drop_expired(self._clock())\n        self._on_change()\n        self.set_timer()\n",
+        "        self.drop_expired(self._clock())\n        self._on_change()\n",
         ("tests/server/scheduling/test_dispatcher_expiry.py",),
     ),
 )

@@ -75,7 +75,7 @@ def serve_changing(port: int, believed: Profile, played: tuple[Profile, Profile]
     dispatcher = Dispatcher(ThreadExecutor(device, "changing"), chosen, metrics, time.monotonic)
     metrics.watch_meter("changing", meter.source, LastReading(meter))
     if adapt:
-        dispatcher.on_served = Controller(dispatcher, metrics, meter, pool).served
+        dispatcher.accounting.on_served = Controller(dispatcher, metrics, meter, pool).served
     fleet = Fleet([dispatcher])
     inference = Inference({"demo": emulated_model("demo", 32)}, fleet, metrics, pool, 1024, MemoryBudget(2**30))
     app = Application(inference, "benchmark")

@@ -58,7 +58,7 @@ def _add_policies(app: FastAPI, inference: Inference) -> None:
         for dispatcher in fleet.devices_of(name):
             chosen = dispatcher.chosen[name]
             warnings = await asyncio.to_thread(objective_warnings, chosen, neighbours_of(dispatcher, name))
-            policies[dispatcher.device] = describe_policy(chosen, dispatcher.arrival_rate(name), warnings)
+            policies[dispatcher.device] = describe_policy(chosen, dispatcher.queue.arrival_rate(name), warnings)
         first = policies[fleet.first_of(name).device]
         return first if len(policies) == 1 else first | {"devices": policies}
 
@@ -141,20 +141,20 @@ def describe_devices(fleet: Fleet) -> list[dict[str, Any]]:
 def neighbours_of(dispatcher: Dispatcher, model: str) -> list[Neighbour]:
     """The other models of a device, by their rates as measured now."""
     others = {name: chosen for name, chosen in dispatcher.chosen.items() if name != model}
-    return [Neighbour(name, each.profile, dispatcher.arrival_rate(name)) for name, each in others.items()]
+    return [Neighbour(name, each.profile, dispatcher.queue.arrival_rate(name)) for name, each in others.items()]
 
 
 def _describe_model(dispatcher: Dispatcher, model: str) -> dict[str, Any]:
-    chosen = dispatcher.chosen[model]
+    chosen, find_worker = dispatcher.chosen[model], getattr(dispatcher.executor, "worker_of", None)
     return {
         "policy": chosen.spec,
         "profile": chosen.profile.name,
-        "queue_length": dispatcher.queue_length(model),
-        "oldest_age_ms": round(1e3 * dispatcher.oldest_age(model), 3),
-        "arrival_rate_hz": dispatcher.arrival_rate(model),
-        "slowdown": round(dispatcher.slowdown(model), 3),
+        "queue_length": dispatcher.queue.length(model),
+        "oldest_age_ms": round(1e3 * dispatcher.queue.oldest_age(model), 3),
+        "arrival_rate_hz": dispatcher.queue.arrival_rate(model),
+        "slowdown": round(dispatcher.queue.slowdown(model), 3),
         "capacity_hz": chosen.profile.capacity,
-        **dispatcher.worker_of(model),
+        **({} if find_worker is None else find_worker(model)),
     }
 
 

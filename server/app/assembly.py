@@ -112,9 +112,12 @@ def _dispatcher(backend: Backend, metrics: Metrics, tracing: "Tracing | None") -
     controller = Controller(
         dispatcher, metrics, backend.meter, ThreadPoolExecutor(2, "controller"), solve_again_in_process
     )
-    dispatcher.on_served, dispatcher.on_unprofiled_work = controller.served, controller.unprofiled_work
-    dispatcher.on_batch_size_reduced, dispatcher.learned = controller.batch_size_reduced, controller.learned
-    dispatcher.tracing = tracing
+    dispatcher.accounting.on_served, dispatcher.accounting.on_unprofiled_work = (
+        controller.served,
+        controller.unprofiled_work,
+    )
+    dispatcher.policies.on_batch_size_reduced, dispatcher.learned = controller.batch_size_reduced, controller.learned
+    dispatcher.accounting.tracing = tracing
     for model, choice in dispatcher.chosen.items():
         metrics.policy(model, name, choice.name, choice.spec)
         metrics.objective(model, choice.objective, SHARE)

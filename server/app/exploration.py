@@ -85,14 +85,14 @@ class Exploration:
             return
         if half >= _FEW and half * known.service_time(1, length) < _WORTH * known.service_time(half, length):
             return
-        while dispatcher.open_calls or dispatcher.shared:  # noqa: ASYNC110  (it has no event, and need not be exact)
+        while dispatcher.open_calls or dispatcher.accounting.shared:  # noqa: ASYNC110  (it has no event, and need not be exact)
             await asyncio.sleep(_POLL_INTERVAL)
         if not self._is_first(model):
             return
         async with self._turns[dispatcher]:
             completion = await executor_between(backend, model, _REST).run(Batch(model, samples))
-        if dispatcher.on_served is not None and self._is_first(model):
-            dispatcher.on_served(model, size, completion.finished - completion.started, length)
+        if dispatcher.accounting.on_served is not None and self._is_first(model):
+            dispatcher.accounting.on_served(model, size, completion.finished - completion.started, length)
 
     def _is_first(self, model: str) -> bool:
         """Whether the model that the server started with is still in service."""
@@ -133,7 +133,7 @@ class Exploration:
         batch = Batch(model, uploaded(backend.executor, served.id, sample), id=served.id)
         while True:
             for count, took in times.items():
-                if dispatcher.shared or backend.devices.of(served.id) is not device:
+                if dispatcher.accounting.shared or backend.devices.of(served.id) is not device:
                     return
                 began = monotonic()
                 took.append(await _between(backend, model, partial(device.time_with, count, batch)))

@@ -178,7 +178,7 @@ class Repository:
         inference, former = self._inference, self._inference.models[model]
         for dispatcher, loaded in staged:
             by_shape = loaded.served.codec.varies_in_shape
-            dispatcher.switch(model, id, loaded.chosen, by_shape)
+            dispatcher.policies.switch(model, id, loaded.chosen, by_shape)
             inference.metrics.policy(model, dispatcher.device, loaded.chosen.name, loaded.chosen.spec)
             inference.metrics.objective(model, loaded.chosen.objective, SHARE)
         inference.models[model] = served = replace(staged[0][1].served, id=id)
@@ -200,7 +200,7 @@ class Repository:
             return False
         self._inference.fleet.unloaded.add(model)
         for dispatcher in self._inference.fleet.devices_of(model):
-            dispatcher.switch(model, None)
+            dispatcher.policies.switch(model, None)
         _log.info("%s is unloaded: accepted calls are answered, new ones rejected", model)
         return True
 
@@ -208,7 +208,7 @@ class Repository:
         """Remove a loaded model from the devices after its last call."""
         await self._inference.calls_ended(served.id)
         for dispatcher in self._inference.fleet.devices_of(served.name):
-            dispatcher.forget(served.id)
+            dispatcher.policies.forget(served.id)
             self._backends[dispatcher].devices.remove(served.id)
         _log.info("%s: %s is removed", served.name, served.id)
 
@@ -234,9 +234,9 @@ class Repository:
 def _shared(devices: Sequence[Dispatcher]) -> Iterator[None]:
     """Mark devices as shared with a model that is being loaded in the `with` block."""
     for dispatcher in devices:
-        dispatcher.shared = True
+        dispatcher.accounting.shared = True
     try:
         yield
     finally:
         for dispatcher in devices:
-            dispatcher.shared = False
+            dispatcher.accounting.shared = False

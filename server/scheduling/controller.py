@@ -137,7 +137,7 @@ class Controller:
     def answered(self, model: str, response: float, requests: int) -> None:
         """Evaluate the response time of a call, measured by the HTTP interface, s, for each of its requests."""
         monitored = self._state(model)
-        if monitored.objective is None or monitored.solving is not None or self._dispatcher.shared:
+        if monitored.objective is None or monitored.solving is not None or self._dispatcher.accounting.shared:
             return
         if monitored.current.slo == inf:  # greedy, until a policy is solved for the reduced maximum batch size
             return
@@ -286,7 +286,7 @@ class Controller:
             before = monitored.current.profile
             chosen.bins.rescale(lambda size: profile.time_alone(before.length_alone(size)))
         monitored.configured = configured
-        monitored.current = self._dispatcher.set_policy(model, chosen)
+        monitored.current = self._dispatcher.policies.set(model, chosen)
         monitored.served = ResponseCounts()
         if chosen.profile.max_batch_size != monitored.drift.profile.max_batch_size:  # larger batches are tried again
             monitored.drift = self._detector(chosen.profile)
@@ -303,7 +303,7 @@ class Controller:
         This requires that no other model is served, that the profile has energies, and that the idle power is known if
         the counter includes it, since a measured profile's energies are above idle.
         """
-        now, drift = self._dispatcher.now(), monitored.drift
+        now, drift = self._dispatcher.clock(), monitored.drift
         single_model = len(self._monitored) == 1 and drift.profile.energies is not None
         idle_known = drift.profile.idle_power is not None or not self._counts_idle
         busy = self._reading is not None and not self._reading.done()
@@ -321,7 +321,7 @@ class Controller:
             self._interval = inf
             return
         if joules is not None and drift.discarded_windows == discarded:
-            drift.observe_energy(self._dispatcher.now(), joules)
+            drift.observe_energy(self._dispatcher.clock(), joules)
 
     def _run_in_thread(self, work: Callable[[], _T]) -> "asyncio.Future[_T]":
         return asyncio.get_running_loop().run_in_executor(self._pool, work)

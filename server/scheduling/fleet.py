@@ -58,7 +58,7 @@ class Fleet:
         shapes: Sequence[str] = (),
         id: str = "",
     ) -> "asyncio.Future[list[Sample]]":
-        """InferenceCall `Dispatcher.submit` for the device with the least expected response time."""
+        """Call `Dispatcher.submit` for the device with the least expected response time."""
         return self._route(model, len(inputs)).submit(model, inputs, timeout, lengths, shapes, id)
 
     def check_loaded(self, model: str) -> None:
@@ -71,7 +71,7 @@ class Fleet:
             raise UnloadedError(f"{model} is unloaded; load it by POST /v2/repository/models/{model}/load", 1)
 
     def check_room(self, model: str, n: int, timeout: float = inf, pending: int = 0) -> None:
-        """InferenceCall `Dispatcher.check_room` for the device with the least expected response time.
+        """Call `Dispatcher.check_room` for the device with the least expected response time.
 
         `pending` is the number of samples that are being decoded; they are counted as spread evenly over the devices.
         """
@@ -86,15 +86,15 @@ class Fleet:
     @property
     def waiting(self) -> int:
         """The number of waiting requests, of all models on all devices."""
-        return sum(dispatcher.waiting for dispatcher in self.dispatchers)
+        return sum(dispatcher.queue.waiting for dispatcher in self.dispatchers)
 
     def queue_length(self, model: str) -> int:
         """Return the number of waiting requests of `model`."""
-        return sum(dispatcher.queue_length(model) for dispatcher in self.dispatchers)
+        return sum(dispatcher.queue.length(model) for dispatcher in self.dispatchers)
 
     def arrival_rate(self, model: str) -> float:
         """Return the measured arrival rate of `model`, 1/s."""
-        return sum(dispatcher.arrival_rate(model) for dispatcher in self.dispatchers)
+        return sum(dispatcher.queue.arrival_rate(model) for dispatcher in self.dispatchers)
 
     def capacity(self, model: str) -> float:
         """Return the largest service rate of the serving devices together, by their profiles, 1/s."""
@@ -170,10 +170,10 @@ class Fleet:
         _log.warning("%s is %s", changed.device, "resumed" if serving else "retired: it gets no new calls")
         if serving:
             self._retired.remove(changed)
-            changed.resume()
+            changed.policies.resume()
         else:
             self._retired.add(changed)
-            changed.retire()
+            changed.policies.drain()
         self._update_serving()
 
     async def run(self) -> None:
@@ -233,7 +233,7 @@ class Fleet:
             for dispatcher in resumed:
                 _log.critical("%s is resumed: no other device of %s works", dispatcher.device, model)
                 if not self._draining:
-                    dispatcher.resume()
+                    dispatcher.policies.resume()
             if not resumed:
                 _log.critical("no device of %s works; its calls are rejected", model)
             self._retired.difference_update(resumed)

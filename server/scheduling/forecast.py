@@ -52,6 +52,10 @@ class Forecast:
         profile = self._chosen[batch.model].profile
         return profile.launch_energy(len(batch.inputs), batch.first_stage, batch.last_stage)
 
+    def energy_source(self, batch: Batch) -> str:
+        """Return the source of that energy."""
+        return self._chosen[batch.model].profile.energy_source
+
     def backlog(self, more: Mapping[str, int]) -> float:
         """Return the least time in which the device serves the batch in service, the queue, and `more` by model."""
         profiles = {model: chosen.profile for model, chosen in self._chosen.items()}

@@ -45,7 +45,7 @@ async def swap(fleet: Fleet, metrics: Metrics, choosers: Mapping[str, Callable[[
             if by_stages(chosen.spec) and current.profile.stages == 1:
                 raise SpecError(f"policy {chosen.spec!r} decides between stages; start the server with --stages K")
     for (dispatcher, model), chosen in solved.items():
-        dispatcher.set_policy(model, chosen)
+        dispatcher.policies.set(model, chosen)
         metrics.policy(model, dispatcher.device, chosen.name, chosen.spec)
         metrics.objective(model, chosen.objective, SHARE)
         metrics.objective_margin(model, dispatcher.device, chosen.margin)

@@ -107,7 +107,7 @@ class Predictor:
         while True:
             await asyncio.sleep(_INTERVAL)
             try:
-                await self._compare(self._dispatcher.now())
+                await self._compare(self._dispatcher.clock())
             except Exception:  # noqa: BLE001  (such as a process that was killed for its memory)
                 _log.exception("%s: response times cannot be predicted now", self._dispatcher.device)
                 self._comparisons, self._before = {}, None

@@ -120,9 +120,9 @@ class DashboardData:
         chosen = dispatcher.chosen[model]
         if not depends_on_mean_rate(chosen):
             return None
-        rates = chosen.monitor.mean_rates(dispatcher.now())
+        rates = chosen.monitor.mean_rates(dispatcher.clock())
         mean = sum(rate for kind, rate in rates.items() if kind.model == model)
-        mean /= _SLOWDOWN_STEP ** round(log(dispatcher.slowdown(model)) / log(_SLOWDOWN_STEP))
+        mean /= _SLOWDOWN_STEP ** round(log(dispatcher.queue.slowdown(model)) / log(_SLOWDOWN_STEP))
         return float(_RATE_STEP ** round(log(mean) / log(_RATE_STEP))) if mean > 0.0 else None
 
     def _chart_name(self, key: _ModelOnDevice) -> str:

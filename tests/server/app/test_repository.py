@@ -75,13 +75,13 @@ def test_devices_are_shared_while_a_model_is_loaded(assembled: Assembled, monkey
     seen: list[bool] = []
 
     def watched(backend: Backend, *arguments: Any) -> LoadedModel:
-        seen.extend(dispatcher.shared for dispatcher in assembled.dispatchers)
+        seen.extend(dispatcher.accounting.shared for dispatcher in assembled.dispatchers)
         return load_again(backend, *arguments)
 
     monkeypatch.setattr(repository, "load_again", watched)
     asyncio.run(assembled.repository.load("m"))
     assert seen == [True] * 4
-    assert not any(dispatcher.shared for dispatcher in assembled.dispatchers)
+    assert not any(dispatcher.accounting.shared for dispatcher in assembled.dispatchers)
     assert assembled.inference.models["m"].id == "m#2"
 
 
@@ -133,4 +133,6 @@ def test_unloading_and_loading_leaves_no_model_behind(assembled: Assembled) -> N
     asyncio.run(scenario())
     assert assembled.loaded == [1, 1]
     assert assembled.inference.models["m"].signature.inputs[0].sample_shape == (3,)
-    assert not any(dispatcher._retiring for dispatcher in assembled.dispatchers), "the policies decide alone again"
+    assert not any(dispatcher.policies.retiring for dispatcher in assembled.dispatchers), (
+        "the policies decide alone again"
+    )

@@ -24,7 +24,7 @@ def test_capacity_counts_waiting_requests_and_a_call_is_admitted_whole_or_not_at
             dispatcher.submit("m", [4.0, 5.0])
         assert refusal.value.retry_after is not None
         assert refusal.value.retry_after >= 1
-        assert dispatcher.queue_length("m") == 3
+        assert dispatcher.queue.length("m") == 3
         await asyncio.gather(running, waiting, dispatcher.submit("m", [6.0]))
 
     run_scenario(scenario, chosen(greedy(8)), limits=Limits(4))
@@ -40,7 +40,7 @@ def test_a_call_whose_answer_would_be_late_is_rejected_at_once() -> None:
         with pytest.raises(TooLateError, match="about 41 ms") as refused:
             dispatcher.submit("m", [1.0], 0.043)
         assert refused.value.retry_after == 1
-        assert dispatcher.queue_length("m") == 10
+        assert dispatcher.queue.length("m") == 10
         in_time = dispatcher.submit("m", [1.0], 0.044)
         await asyncio.gather(running, waiting, in_time)
         assert asyncio.get_running_loop().time() == pytest.approx(0.042)

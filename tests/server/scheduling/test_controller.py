@@ -136,7 +136,7 @@ def serve(
         metrics = Metrics()
         dispatcher = Dispatcher(executor, {"m": choose(spec, executor.assumed)}, metrics, loop.time, UNLIMITED)
         controller = Controller(dispatcher, metrics, meter or executor.meter, Inline())
-        dispatcher.on_served, dispatcher.on_batch_size_reduced = (
+        dispatcher.accounting.on_served, dispatcher.policies.on_batch_size_reduced = (
             controller.served,
             controller.batch_size_reduced,
         )
@@ -155,7 +155,7 @@ def serve(
         for number, instant in enumerate(instants):
             await asyncio.sleep(instant - loop.time())
             if swap is not None and instant > 5.0 and dispatcher.chosen["m"].spec != swap:
-                dispatcher.set_policy("m", choose(swap, P4))
+                dispatcher.policies.set("m", choose(swap, P4))
             answers.append(asyncio.ensure_future(call(number)))
             await asyncio.sleep(0)
         await dispatcher.drain()
@@ -256,8 +256,11 @@ def test_a_margin_is_kept_when_an_operator_sets_the_policy_and_when_the_memory_i
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> ModelPolicy:
         controller = Controller(dispatcher, Metrics(), executor.meter, Inline())
-        dispatcher.on_served, dispatcher.on_batch_size_reduced = controller.served, controller.batch_size_reduced
-        dispatcher.set_policy("m", solved)
+        dispatcher.accounting.on_served, dispatcher.policies.on_batch_size_reduced = (
+            controller.served,
+            controller.batch_size_reduced,
+        )
+        dispatcher.policies.set("m", solved)
         if adapted:
             await dispatcher.submit("m", [0.0])
         executor.fault = at_most(4)
@@ -300,12 +303,12 @@ def test_a_policy_set_since_the_last_batch_is_the_one_solved_for_the_reduced_bat
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
         controller = Controller(dispatcher, Metrics(), executor.meter, Inline())
-        dispatcher.on_served, dispatcher.on_batch_size_reduced = (
+        dispatcher.accounting.on_served, dispatcher.policies.on_batch_size_reduced = (
             controller.served,
             controller.batch_size_reduced,
         )
         await dispatcher.submit("m", [0.0])
-        dispatcher.set_policy("m", choose("timeout:1", P4))
+        dispatcher.policies.set("m", choose("timeout:1", P4))
         executor.fault = at_most(12)
         await dispatcher.submit("m", [float(n) for n in range(20)])
         await asyncio.sleep(1.0)
@@ -370,7 +373,10 @@ def test_recovered_batches_are_no_drift_of_energies() -> None:
         metrics = Metrics()
         dispatcher = Dispatcher(executor, {"m": choose("smdp:w2=16", P4)}, metrics, loop.time, UNLIMITED)
         controller = Controller(dispatcher, metrics, executor.meter, Inline())
-        dispatcher.on_served, dispatcher.on_unprofiled_work = controller.served, controller.unprofiled_work
+        dispatcher.accounting.on_served, dispatcher.accounting.on_unprofiled_work = (
+            controller.served,
+            controller.unprofiled_work,
+        )
         task, answers = asyncio.ensure_future(dispatcher.run()), []
         for index, instant in enumerate(instants):
             await asyncio.sleep(instant - loop.time())
@@ -401,7 +407,7 @@ def test_recovered_batches_are_reported() -> None:
     reported: list[int] = []
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
-        dispatcher.on_served = lambda model, size, service, longest: reported.append(size)
+        dispatcher.accounting.on_served = lambda model, size, service, longest: reported.append(size)
         await asyncio.gather(*(dispatcher.submit("m", [x]) for x in (1.0, 1.0, -1.0, 1.0)), return_exceptions=True)
         await asyncio.sleep(1.0)
 
@@ -445,7 +451,7 @@ def test_larger_batches_are_tried_again_with_exponential_backoff(caplog: pytest.
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
         loop = asyncio.get_running_loop()
         controller = Controller(dispatcher, Metrics(), executor.meter, Inline())
-        dispatcher.on_served, dispatcher.on_batch_size_reduced = (
+        dispatcher.accounting.on_served, dispatcher.policies.on_batch_size_reduced = (
             controller.served,
             controller.batch_size_reduced,
         )
@@ -490,12 +496,15 @@ def test_larger_batches_of_a_model_that_was_replaced_are_not_tried() -> None:
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
         controller = Controller(dispatcher, Metrics(), executor.meter, Inline())
-        dispatcher.on_served, dispatcher.on_batch_size_reduced = controller.served, controller.batch_size_reduced
+        dispatcher.accounting.on_served, dispatcher.policies.on_batch_size_reduced = (
+            controller.served,
+            controller.batch_size_reduced,
+        )
         executor.fault = at_most(12)
         await dispatcher.submit("m", [1.0] * 20)
         await asyncio.sleep(1.0)
         small = choose("smdp:w2=0", P4.truncated(4))
-        dispatcher.switch("m", "m#2", small)
+        dispatcher.policies.switch("m", "m#2", small)
         await asyncio.sleep(1000.0)
         assert dispatcher.chosen["m"].profile is small.profile
         assert not controller._reduced
@@ -509,11 +518,11 @@ def test_a_policy_set_while_another_one_is_solved_stays() -> None:
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
         controller = Controller(dispatcher, Metrics(), executor.meter, solving)
-        dispatcher.on_batch_size_reduced = controller.batch_size_reduced
+        dispatcher.policies.on_batch_size_reduced = controller.batch_size_reduced
         executor.fault = at_most(12)
         await dispatcher.submit("m", [1.0] * 20)
         assert len(solving.jobs) == 1
-        dispatcher.set_policy("m", choose("timeout:1", dispatcher.chosen["m"].profile))
+        dispatcher.policies.set("m", choose("timeout:1", dispatcher.chosen["m"].profile))
         solving.run()
         await asyncio.sleep(1.0)
         assert dispatcher.chosen["m"].spec == "timeout:1"
@@ -541,7 +550,7 @@ def test_batches_that_a_standby_launch_follows_count_with_the_time_to_it() -> No
 
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         executor.handover = 0.002
-        dispatcher.on_served = lambda model, size, seconds, longest: times.append(seconds)
+        dispatcher.accounting.on_served = lambda model, size, seconds, longest: times.append(seconds)
         await asyncio.gather(*(dispatcher.submit("m", [float(n)]) for n in range(3)))
         await asyncio.sleep(0.1)
 

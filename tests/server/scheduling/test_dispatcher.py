@@ -123,7 +123,7 @@ def test_a_cancelled_call_leaves_the_queue_at_once() -> None:
         gone, stays = dispatcher.submit("m", [1.0, 2.0]), dispatcher.submit("m", [3.0])
         gone.cancel()
         await asyncio.sleep(0)
-        assert dispatcher.queue_length("m") == 1
+        assert dispatcher.queue.length("m") == 1
         await asyncio.gather(running, stays)
         assert [entry[2] for entry in executor.log] == [[0.0], [3.0]]
         assert dispatcher.open_calls == 0
@@ -174,9 +174,9 @@ def test_a_swap_keeps_the_measured_rate() -> None:
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> tuple[float, float]:
         await dispatcher.submit("m", [1.0, 2.0])
-        before = dispatcher.arrival_rate("m")
-        dispatcher.set_policy("m", second)
-        return before, dispatcher.arrival_rate("m")
+        before = dispatcher.queue.arrival_rate("m")
+        dispatcher.policies.set("m", second)
+        return before, dispatcher.queue.arrival_rate("m")
 
     before, after = run_scenario(scenario, {"m": first})
     assert before == after > 0
@@ -185,9 +185,9 @@ def test_a_swap_keeps_the_measured_rate() -> None:
 def test_long_after_the_last_arrival_the_rate_is_0() -> None:
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> tuple[float, float]:
         await dispatcher.submit("m", [1.0, 2.0])
-        before = dispatcher.arrival_rate("m")
+        before = dispatcher.queue.arrival_rate("m")
         await asyncio.sleep(60.0)
-        return before, dispatcher.arrival_rate("m")
+        return before, dispatcher.queue.arrival_rate("m")
 
     before, after = run_scenario(scenario, {"m": choose("greedy", STEPS)})
     assert before > after == 0.0
@@ -203,7 +203,7 @@ class EmptyLaunch:
 def test_a_broken_policy_is_replaced_by_greedy_service_until_another_one_is_set(policy: Policy) -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         await dispatcher.submit("m", [1.0])
-        dispatcher.set_policy("m", chosen(static(2))["m"])
+        dispatcher.policies.set("m", chosen(static(2))["m"])
         first = dispatcher.submit("m", [2.0])
         await asyncio.sleep(5)
         assert not first.done()
@@ -220,7 +220,7 @@ def test_draining_serves_all_accepted_calls_without_waiting_and_rejects_new_ones
         await asyncio.sleep(0)
         with pytest.raises(DrainingError):
             dispatcher.submit("m", [9.0])
-        dispatcher.set_policy("m", chosen(static(8))["m"])  # a swap must not stop the draining
+        dispatcher.policies.set("m", chosen(static(8))["m"])  # a swap must not stop the draining
         await draining
         assert all(call.done() for call in calls)
         assert [entry[2] for entry in executor.log] == [[0.0, 1.0, 2.0]]
@@ -232,7 +232,7 @@ def test_a_swapped_policy_decides_from_the_next_epoch_on_and_queued_requests_sta
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         waiting = dispatcher.submit("m", [1.0])
         await asyncio.sleep(5)
-        dispatcher.set_policy("m", chosen(greedy(8))["m"])
+        dispatcher.policies.set("m", chosen(greedy(8))["m"])
         await waiting
         assert executor.log[0][0] == pytest.approx(5.0)
 
@@ -252,15 +252,15 @@ def test_models_of_one_device_have_separate_policies() -> None:
 
 def test_the_slowdown_by_other_models_is_that_of_their_measured_rates() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
-        assert dispatcher.slowdown("a") == dispatcher.slowdown("b") == 1.0
+        assert dispatcher.queue.slowdown("a") == dispatcher.queue.slowdown("b") == 1.0
         for _ in range(200):
             for model in ("a", "b"):
                 dispatcher.submit(model, [1.0])
             await asyncio.sleep(0.01)
-        load = dispatcher.arrival_rate("b") / STEPS.capacity
+        load = dispatcher.queue.arrival_rate("b") / STEPS.capacity
         assert load > 0.05, "of one request each 10 ms"
-        assert dispatcher.slowdown("a") == pytest.approx(1.0 / (1.0 - load), rel=1e-6)
-        assert dispatcher.slowdown("b") == 1.0, "greedy has no table"
+        assert dispatcher.queue.slowdown("a") == pytest.approx(1.0 / (1.0 - load), rel=1e-6)
+        assert dispatcher.queue.slowdown("b") == 1.0, "greedy has no table"
 
     run_scenario(scenario, {"a": choose("smdp", STEPS), "b": choose("greedy", STEPS)})
 
@@ -310,7 +310,7 @@ def test_a_failing_controller_loses_no_request_and_is_not_called_again(caplog: p
         raise RuntimeError("a bug")
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> list[list[Sample]]:
-        dispatcher.on_served = broken
+        dispatcher.accounting.on_served = broken
         first = await dispatcher.submit("m", [1.0])
         await asyncio.sleep(0)
         return [first, await dispatcher.submit("m", [2.0])]

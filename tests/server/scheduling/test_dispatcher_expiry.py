@@ -23,7 +23,7 @@ def test_requests_of_an_idle_queue_expire_at_their_time_outs() -> None:
             with pytest.raises(ExpiredError):
                 await call
             assert loop.time() == pytest.approx(at)
-        assert dispatcher.queue_length("m") == 0
+        assert dispatcher.queue.length("m") == 0
 
     run_scenario(scenario, chosen(static(8)))
 

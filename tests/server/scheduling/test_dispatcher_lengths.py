@@ -56,12 +56,12 @@ def test_waiting_requests_get_the_bins_of_a_new_policy() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         calls = [dispatcher.submit("m", [4, 40, 5], lengths=[4, 40, 5])]
         await settle()
-        dispatcher.set_policy("m", two_bins())
+        dispatcher.policies.set("m", two_bins())
         await settle()
         calls.append(dispatcher.submit("m", [50, 6, 60], lengths=[50, 6, 60]))
         await asyncio.sleep(1.0)
         assert launched(executor) == [[4, 5], [40, 50]], "6 and 60 wait for another request of their bin"
-        dispatcher.set_policy("m", choose("greedy", PROFILE))
+        dispatcher.policies.set("m", choose("greedy", PROFILE))
         await asyncio.gather(*calls)
         assert launched(executor)[2:] == [[6, 60]]
 
@@ -74,7 +74,7 @@ def test_waiting_requests_get_the_sizes_of_a_new_profile() -> None:
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
         call = dispatcher.submit("m", [40], lengths=[40])
         await settle()
-        dispatcher.set_policy("m", choose("static:4,max_wait_ms=inf", slower))
+        dispatcher.policies.set("m", choose("static:4,max_wait_ms=inf", slower))
         (request,) = dispatcher._batcher.state(0.0).waiting
         assert request.size == pytest.approx(0.080)
         call.cancel()

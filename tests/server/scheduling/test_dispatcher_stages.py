@@ -45,11 +45,11 @@ def test_whole_batches_and_single_stages_are_reported_separately() -> None:
     reported: list[Any] = []
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
-        dispatcher.on_served = lambda *batch: reported.append(batch[1])
-        dispatcher.on_unprofiled_work = reported.append
+        dispatcher.accounting.on_served = lambda *batch: reported.append(batch[1])
+        dispatcher.accounting.on_unprofiled_work = reported.append
         await dispatcher.submit("m", [1.0])
         await asyncio.sleep(0)
-        dispatcher.set_policy("m", choose("greedy", STAGED))
+        dispatcher.policies.set("m", choose("greedy", STAGED))
         await dispatcher.submit("m", [1.0, 2.0])
         await asyncio.sleep(0)
 
@@ -63,7 +63,7 @@ def test_requests_between_stages_are_finished_after_a_swap() -> None:
         await asyncio.sleep(0.004)
         second = dispatcher.submit("m", [2.0])
         await asyncio.sleep(0.004)
-        dispatcher.set_policy("m", choose("greedy", STAGED))
+        dispatcher.policies.set("m", choose("greedy", STAGED))
         return [float((await call)[0].output) for call in (first, second)]
 
     assert run_scenario(scenario, lazy(), FakeExecutor(STAGED)) == [1.0, 2.0]

@@ -95,13 +95,13 @@ def test_a_call_goes_whole_to_the_device_with_the_least_expected_response_time()
 def test_each_device_measures_and_uses_its_own_share_of_the_arrival_rate() -> None:
     async def scenario(fleet: Fleet, _: list[FakeExecutor]) -> None:
         for dispatcher, profile in zip(fleet.dispatchers, (STEPS, SLOW), strict=True):
-            dispatcher.set_policy("m", choose("smdp:w2=0", profile))
+            dispatcher.policies.set("m", choose("smdp:w2=0", profile))
         loop, calls = asyncio.get_running_loop(), list[asyncio.Future[list[Sample]]]()
         rate = 0.6 * fleet.capacity("m")
         for instant in poisson(rate, 6.0, np.random.default_rng(1)).tolist():
             await asyncio.sleep(instant - loop.time())
             calls.append(fleet.submit("m", [0.0]))
-        shares = [dispatcher.arrival_rate("m") for dispatcher in fleet.dispatchers]
+        shares = [dispatcher.queue.arrival_rate("m") for dispatcher in fleet.dispatchers]
         assert min(shares) > 0.0
         assert sum(shares) == pytest.approx(fleet.arrival_rate("m"))
         assert fleet.arrival_rate("m") == pytest.approx(rate, rel=0.35)  # estimated from about 60 arrivals
@@ -269,7 +269,7 @@ def test_samples_between_two_stages_start_again_on_another_device() -> None:
             return [x + 1000.0 for x in inputs]
 
         for dispatcher in fleet.dispatchers:
-            dispatcher.set_policy("m", choose("lazy:slo_ms=100", staged))
+            dispatcher.policies.set("m", choose("lazy:slo_ms=100", staged))
         calls = [fleet.submit("m", [7.0])]
         await asyncio.sleep(0.001)
         calls += [fleet.submit("m", [float(n)]) for n in range(3)]

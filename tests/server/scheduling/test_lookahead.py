@@ -87,7 +87,7 @@ def test_a_swapped_policy_decides_from_the_end_of_the_stage_on() -> None:
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
         call = dispatcher.submit("m", [1.0])
         await asyncio.sleep(0.001)
-        dispatcher.set_policy("m", choose("greedy", STAGED))
+        dispatcher.policies.set("m", choose("greedy", STAGED))
         await call
 
     executor = RecordingExecutor()
@@ -264,7 +264,7 @@ def test_a_standby_launch_follows_arrivals_cancellations_and_swaps() -> None:
         assert executor.log[1][2] == [2, 3]
         calls = [dispatcher.submit("m", [n]) for n in range(4, 10)]
         await asyncio.sleep(0.001)
-        dispatcher.set_policy("m", chosen(serial())["m"])
+        dispatcher.policies.set("m", chosen(serial())["m"])
         await asyncio.gather(*calls)
         assert [len(inputs) for _, _, inputs in executor.log[2:]] == [6]
         calls = [dispatcher.submit("m", [n]) for n in range(10, 13)]
@@ -373,7 +373,7 @@ def test_a_taken_launch_is_the_decision_of_that_instant(events: list[tuple[str, 
             elif what == "cancel" and calls:
                 calls[number % len(calls)].cancel()
             elif what == "swap":
-                dispatcher.set_policy("m", started(number))
+                dispatcher.policies.set("m", started(number))
         await dispatcher.drain()
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert all(not isinstance(r, Exception) or isinstance(r, ExpiredError) for r in results)

@@ -25,7 +25,7 @@ def test_a_policy_is_solved_again_if_the_profile_was_refitted_meanwhile() -> Non
         loop, done = asyncio.get_running_loop(), threading.Event()
 
         def refit() -> None:
-            dispatcher.set_policy("m", choose("greedy", refitted))
+            dispatcher.policies.set("m", choose("greedy", refitted))
             done.set()
 
         def solve(current: ModelPolicy) -> ModelPolicy:

@@ -20,7 +20,7 @@ def test_bins_learn_from_each_arrival_once() -> None:
         assert chosen.bins is not None
         for n in range(20):
             dispatcher.submit("m", [n], lengths=[n])
-        dispatcher.set_policy("m", chosen)
+        dispatcher.policies.set("m", chosen)
         assert list(chosen.bins.edges) == []
         for n in range(20, 32):
             dispatcher.submit("m", [n], lengths=[n])
@@ -36,10 +36,10 @@ def test_a_policy_with_a_longer_time_constant_continues_from_the_rate_estimate()
         for n in range(400):
             dispatcher.submit("m", [n])
             await asyncio.sleep(0.05)
-        assert dispatcher.arrival_rate("m") > 10.0
-        dispatcher.set_policy("m", bins)
-        assert dispatcher.arrival_rate("m") == pytest.approx(20.0, rel=0.15)
+        assert dispatcher.queue.arrival_rate("m") > 10.0
+        dispatcher.policies.set("m", bins)
+        assert dispatcher.queue.arrival_rate("m") == pytest.approx(20.0, rel=0.15)
         await asyncio.sleep(1.0)
-        assert dispatcher.arrival_rate("m") > 5.0, "with the time constant of greedy, 0.2 s, it would be near 0"
+        assert dispatcher.queue.arrival_rate("m") > 5.0, "with the time constant of greedy, 0.2 s, it would be near 0"
 
     run_scenario(scenario, {"m": choose("greedy", PROFILE)})

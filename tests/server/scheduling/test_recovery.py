@@ -84,7 +84,7 @@ def test_out_of_memory_halves_the_batch_and_the_maximum_batch_size_and_all_reque
         raise RuntimeError("a bug in the controller")
 
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
-        dispatcher.on_batch_size_reduced = on_reduced
+        dispatcher.policies.on_batch_size_reduced = on_reduced
         before = dispatcher.chosen["m"]
         answers = await dispatcher.submit("m", [float(n) for n in range(20)])
         assert [a.output for a in answers] == list(range(20))

@@ -35,13 +35,13 @@ def test_queued_calls_of_a_replaced_model_are_served_by_it_at_once() -> None:
         old = [dispatcher.submit("m", [n]) for n in range(3)]
         await asyncio.sleep(0.5)
         assert not executor.batches, "static:4 waits for a fourth"
-        dispatcher.switch("m", "m#2", chosen(static(4))["m"])
+        dispatcher.policies.switch("m", "m#2", chosen(static(4))["m"])
         new = [dispatcher.submit("m", [10 + n], id="m#2") for n in range(3)]
         late = dispatcher.submit("m", [3])  # its body was read before the swap
         await asyncio.gather(*old, late)
         assert [size for model, size in executor.batches if model == "m"] in ([3, 1], [4])
         assert not any(model == "m#2" for model, _ in executor.batches), "three of the new one wait for a fourth"
-        dispatcher.forget("m")
+        dispatcher.policies.forget("m")
         new.append(dispatcher.submit("m", [13], id="m#2"))
         await asyncio.gather(*new)
         assert executor.batches[-1] == ("m#2", 4)
@@ -54,7 +54,7 @@ def test_models_of_one_name_never_share_a_batch_even_while_the_server_drains() -
         calls = []
         for model in MODELS:
             if model != "m":
-                dispatcher.switch("m", model, chosen(static(8))["m"])
+                dispatcher.policies.switch("m", model, chosen(static(8))["m"])
             calls += [dispatcher.submit("m", [(model, n)], id=model) for n in range(2)]
         await dispatcher.drain()
         for call in calls:
@@ -69,7 +69,7 @@ def test_models_of_one_name_never_share_a_batch_even_while_the_server_drains() -
 def test_calls_of_an_unloaded_model_are_served() -> None:
     async def scenario(dispatcher: Dispatcher, executor: Any) -> None:
         call = dispatcher.submit("m", [1, 2])
-        dispatcher.switch("m", None)
+        dispatcher.policies.switch("m", None)
         assert len(await call) == 2
         assert executor.batches == [("m", 2)]
 
@@ -80,16 +80,16 @@ def test_batches_of_a_replaced_model_and_beside_one_that_is_loaded_are_no_eviden
     async def scenario(dispatcher: Dispatcher, _: Any) -> None:
         served: list[str] = []
         unprofiled: list[str] = []
-        dispatcher.on_served = lambda model, *_: served.append(model)
-        dispatcher.on_unprofiled_work = unprofiled.append
+        dispatcher.accounting.on_served = lambda model, *_: served.append(model)
+        dispatcher.accounting.on_unprofiled_work = unprofiled.append
         call = dispatcher.submit("m", [1])
         await asyncio.sleep(0.001)  # it is in service
-        dispatcher.switch("m", "m#2", chosen(static(1))["m"])
+        dispatcher.policies.switch("m", "m#2", chosen(static(1))["m"])
         await call
         await dispatcher.submit("m", [2], id="m#2")
         await asyncio.sleep(0.001)  # the controller hears of a batch after its answers
         assert (served, unprofiled) == (["m"], ["m"])
-        dispatcher.shared = True  # another one is being loaded
+        dispatcher.accounting.shared = True  # another one is being loaded
         await dispatcher.submit("m", [3], id="m#2")
         await asyncio.sleep(0.001)
         assert (served, unprofiled) == (["m"], ["m", "m"])

@@ -45,7 +45,7 @@ def test_a_batch_has_samples_of_one_shape(spec: str) -> None:
         both = dispatcher.submit("m", [105.0, 205.0], shapes=["1", "2"])
         answers = await asyncio.gather(first, *calls, both)
         assert [float(sample.output) for sample in answers[-1]] == [105.0, 205.0], "in the order of the call"
-        dispatcher.set_policy("m", choose("greedy", STEPS))
+        dispatcher.policies.set("m", choose("greedy", STEPS))
         await asyncio.gather(*(dispatcher.submit("m", [shape * 100.0], shapes=[str(shape)]) for shape in (1, 2)))
 
     executor = run_scenario(scenario, spec)
