@@ -72,6 +72,7 @@ bench-live: $(EXAMPLES)  ## measure adaptation, objectives, plans, fleets, and m
 	$(BIN)/python -m benchmarks.fleet
 	$(BIN)/python -m research.lazy_live
 	$(BIN)/python -m research.bins_live
+	$(BIN)/python -m research.page
 	$(BIN)/python -m benchmarks.ocr
 	$(BIN)/python -m benchmarks.page
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from profiler.preflight import PynvmlGpu
+from profiler.gpu import PynvmlGpu
 from server.energy.nvml import NvmlError, PynvmlBoard
 
 _INTERVAL = 0.05  # s

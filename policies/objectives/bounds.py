@@ -1,7 +1,7 @@
 """Bounds from flags and specs, and the policy that keeps them: a table of maximum ages, or of batch sizes.
 
 Percentiles are kept by a table of maximum ages (ages.py), which needs the least power. A table of batch sizes
-(choice.py) keeps every other bound, and a percentile where that form is asked for.
+(frontier.py) keeps every other bound, and a percentile where that form is asked for.
 """
 
 from collections.abc import Mapping, Sequence

@@ -67,7 +67,7 @@ def weight_of(spec: Spec) -> tuple[str, float]:
 
 
 def weighted_table_policy(table: PolicyTable, profile: Profile) -> Lookup:
-    """Build the policy of a table that scales w2 by mean rate / current rate (see rules/lookup.py for the reason).
+    """Build the policy of a table that scales w2 by mean rate / current rate (see queue/lookup.py for the reason).
 
     A table solved for a bound has no single w2 and is used as it is. The tables for the other factors have up to 14
     loads each; three times as many changed the cost under bursts by less than 0.1 per cent.

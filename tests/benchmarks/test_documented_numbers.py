@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.closed_loop import NEW, OLD, model_costs
 from benchmarks.gpu.page import calls, predicted_cells, summary
 from benchmarks.gpu.records import read_records
-from benchmarks.support.harness import RECORDS, ROOT
+from benchmarks.support.harness import ROOT, record_file
 from benchmarks.support.peer_tables import BARE, BODIES, CONNECTIONS, MOSEC, tables
 from policies.profile import load_profile
 from policies.solver.model import Problem
@@ -25,7 +25,7 @@ def page(name: str) -> str:
 
 
 def record(name: str) -> Any:
-    return json.loads((RECORDS / f"{name}.json").read_text())
+    return json.loads(record_file(f"{name}.json").read_text())
 
 
 def test_the_readme_quotes_no_measured_number_but_those_of_a_gpu() -> None:

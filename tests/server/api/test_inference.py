@@ -595,7 +595,7 @@ def test_after_its_inputs_are_dropped_a_call_reserves_the_size_of_its_response()
     document, pixels = pixels_call(2, id="mine")
 
     async def scenario(inference: Inference, _: HeldPool) -> None:
-        executor: Any = inference.fleet.first._executor
+        executor: Any = inference.fleet.first.executor
         inputs: list[weakref.ref[Any]] = []
 
         def small(outputs: list[Any]) -> list[Any]:
