@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.closed_loop import NEW, OLD, model_costs
 from benchmarks.gpu.page import calls, predicted_cells, summary
 from benchmarks.gpu.records import read_records
-from benchmarks.support.harness import ROOT, record_file
+from benchmarks.support.harness import RECORDS, ROOT, record_file
 from benchmarks.support.peer_tables import BARE, BODIES, CONNECTIONS, MOSEC, tables
 from policies.profile import load_profile
 from policies.solver.model import Problem
