@@ -5,33 +5,27 @@ import logging
 import socket
 from dataclasses import dataclass, field
 from math import inf
-from time import monotonic
-from typing import NoReturn
 
-import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.server import ServerState
 
 from server.errors import render_error
 from server.transport.chunked_body import ChunkedBody, ChunkedBodyError
 from server.transport.connection_limits import ConnectionLimit, TimeLimits, max_connections
-from server.transport.http_call import Buffers, HttpApp, HttpCall, RequestHead
+from server.transport.head_reader import MAX_HEADER_BYTES, HeadError, HeadReader
+from server.transport.http_call import Buffers, HttpApp, HttpCall
 from server.transport.tls import Tls
+from server.transport.write_limits import WriteLimits
 
 _log = logging.getLogger("batchwright.connection")
 _RECEIVE_BUFFER = 2**18  # bytes that are read at once
 _FIRST_READ = 2**13  # bytes read at the start of a request, so that most of a body can be received in place
 _CHUNKED_READ = 2**16  # bytes read at once of a chunked body; other requests may follow it
-_MAX_HEADER_BYTES = 2**16  # bytes of request line and headers, and of trailers and chunk sizes
-_MAX_HEADER_COUNT = 200
 _SEND_BUFFER = 2**18  # bytes of a response in the kernel's send buffer; the default grows to some megabytes
 _WRITE_BUFFER = 2**14  # bytes of a response in the transport's buffer before writing pauses
 _MAX_DISCARDED = 2**27  # bytes of a rejected body that are read and dropped, so that the client reads the response
-_HEALTH_PREFIX = b"/v2/health/"
-_LONGEST_REPEATED = 2**11  # bytes of a head that is kept, as the next request may have the same
-_NO_HEAD = b"\0"  # no request begins with it
+_HEALTH_PREFIX = "/v2/health/"
 _RETRY_AFTER = b"retry-after: 1\r\n"
-_UPGRADE_HEADERS = (b"upgrade", b"http2-settings")
 _LINGER = 1.0  # s; closing a socket with unread bytes resets the connection, and the client loses the response
 
 
@@ -57,9 +51,9 @@ class Listener:
 class Connection(asyncio.BufferedProtocol):
     """One connection, whose requests are served one after another, each in a task.
 
-    httptools parses heads only, so that an upgrade to another protocol is ignored, as HTTP allows. A body is received
-    in place, in memory of its length, once the handler reads it; until then reading is paused. What a client sends
-    after a whole request, about one read of the socket, is kept until that is answered. Then reading is paused.
+    A body is received in place, in memory of its length, once the handler reads it; until then reading is paused. What
+    a client sends after a whole request, about one read of the socket, is kept until that is answered. Then reading is
+    paused.
 
     A client that closes its sending side has disconnected, as for other servers: what it waits for is cancelled.
 
@@ -85,16 +79,10 @@ class Connection(asyncio.BufferedProtocol):
         self._connections, self._limits, self._received = listener.connections, listener.limits, listener.received
         self._health_only = False
         # the request that is read
-        self._parser: httptools.HttpRequestParser | None = None  # None between requests
-        self._began = 0.0  # at its first byte, s of time.monotonic
-        self._url = b""
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._head: RequestHead | None = None  # the last one; None until all of it was parsed
-        self._raw_head = _NO_HEAD  # its bytes if they arrived at once
+        self._heads = HeadReader()
         self._is_whole = False
         self._chunked: ChunkedBody | None = None  # that arrives
-        self._parsed_bytes = self._body_bytes = 0
-        self._parse_error: tuple[int, str] | None = None
+        self._body_bytes = 0
         self._body_time = inf  # s left for the rest of the body while reading is paused
         # the request that is served
         self._call: HttpCall | None = None
@@ -105,9 +93,7 @@ class Connection(asyncio.BufferedProtocol):
         self._writable.set()
         self._deadline = self._timer_at = inf
         self._read_timer: asyncio.TimerHandle | None = None
-        self._response_timer: asyncio.TimerHandle | None = None
-        self._stall_timer: asyncio.TimerHandle | None = None
-        self._unsent_bytes = 0  # when `_stall_timer` was set
+        self._write_limits = WriteLimits(listener.limits, loop)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Set the buffer sizes and the deadline for the headers of the first request."""
@@ -131,10 +117,12 @@ class Connection(asyncio.BufferedProtocol):
         """Cancel the timers and the call that has no response yet."""
         self._state.connections.discard(self)
         self._connections.closed(self)
-        for timer in (self._read_timer, self._stall_timer, self._response_timer):
-            if timer is not None:
-                timer.cancel()
-        call, self._call, self._parser, self._chunked, self._kept = self._call, None, None, None, b""
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+        self._write_limits.end_stall()
+        self._write_limits.end_response()
+        self._heads.end()
+        call, self._call, self._chunked, self._kept = self._call, None, None, b""
         if call is not None:
             call.disconnect()
         self._writable.set()
@@ -196,27 +184,26 @@ class Connection(asyncio.BufferedProtocol):
         self.update_reading()
 
     def _receive_head(self, data: bytes) -> None:
-        """Start a call once its head is whole; a head that repeats the last one is not parsed."""
-        begins = self._parser is None
-        if begins:
-            self._parsed_bytes = self._body_bytes = 0
-        if begins and self._head is not None and data.startswith(self._raw_head):
-            self._began, head, following = monotonic(), self._head, data[len(self._raw_head) :]
-        else:
-            if begins:
-                self._parser = httptools.HttpRequestParser(self)
-                self._head, self._headers, self._url, self._began = None, [], b"", 0.0
-            following = self._parse(data)
-            if self._ignores_input:
+        """Start a call once its head is whole."""
+        began = self._heads.began
+        try:
+            head, following = self._heads.feed(data)
+        except HeadError as error:
+            self._reject(error.status, str(error))
+            return
+        if head is None:
+            if self._heads.began != began:
+                self._set_deadline(self._limits.headers)
+            return
+        if self._health_only:
+            if not head.path.startswith(_HEALTH_PREFIX):
+                limit = max_connections()
+                self._reject(503, f"the limit of {limit} connections is reached; send the request again later")
                 return
-            if self._head is None:
-                if self._parsed_bytes > _MAX_HEADER_BYTES:
-                    self._reject(431, f"the headers are over {_MAX_HEADER_BYTES} bytes; send fewer")
-                return
-            head, size = self._head, len(data) - len(following)
-            self._raw_head = data[:size] if begins and size <= _LONGEST_REPEATED else _NO_HEAD
+            head.keep_alive = False
+        self._body_bytes = 0
         self._connections.used(self)
-        call = self._call = HttpCall(self, head, self._began)
+        call = self._call = HttpCall(self, head, self._heads.began)
         call.task = self.loop.create_task(self._serve(call))
         self._state.tasks.add(call.task)  # uvicorn waits for them when it stops
         call.task.add_done_callback(self._state.tasks.discard)
@@ -249,8 +236,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._reject(400, f"malformed HTTP request: {error}")
                 return
             self._is_whole = self._chunked.is_whole
-            if self._chunked.other_bytes > _MAX_HEADER_BYTES + self._body_bytes:
-                self._reject(431, f"the chunk sizes are over {_MAX_HEADER_BYTES} bytes; send longer chunks")
+            if self._chunked.other_bytes > MAX_HEADER_BYTES + self._body_bytes:
+                self._reject(431, f"the chunk sizes are over {MAX_HEADER_BYTES} bytes; send longer chunks")
                 return
         else:
             assert call.head.length is not None
@@ -296,66 +283,6 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self._body_time, self._deadline = self._deadline - now, inf
 
-    def _parse(self, data: bytes) -> bytes:
-        """Parse data up to the end of a head; return the rest.
-
-        The parser is given the data up to each empty line, which may begin in the last read.
-        """
-        assert self._parser is not None
-        start, begins = 0, not self._parsed_bytes
-        try:
-            while start < len(data) and self._head is None:
-                if start < 3 and not begins:
-                    end = start + 1
-                else:
-                    found = data.find(b"\r\n\r\n", max(start - 3, 0))
-                    end = len(data) if found < 0 else found + 4
-                self._parsed_bytes += end - start
-                piece, start = data[start:end], end
-                self._parser.feed_data(piece)
-        except httptools.HttpParserUpgrade:
-            pass
-        except httptools.HttpParserError as error:
-            self._reject(*(self._parse_error or (400, f"malformed HTTP request: {str(error).lower()}")))
-        return data[start:]
-
-    def on_message_begin(self) -> None:
-        """Set the deadline at the first byte of a request."""
-        self._began = monotonic()
-        self._set_deadline(self._limits.headers)
-
-    def on_url(self, url: bytes) -> None:
-        """Add a part of the request target."""
-        self._url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Add a header."""
-        name = name.lower()
-        if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
-            self._raise_parse_error(400, "Transfer-Encoding can only be chunked; name compression in Content-Encoding")
-        self._headers.append((name, value))
-
-    def on_headers_complete(self) -> None:
-        """Check the head."""
-        assert self._parser is not None
-        if len(self._headers) > _MAX_HEADER_COUNT:
-            self._raise_parse_error(431, f"{len(self._headers)} headers, the limit is {_MAX_HEADER_COUNT}; send fewer")
-        if self._parsed_bytes > _MAX_HEADER_BYTES:
-            self._raise_parse_error(431, f"the headers are over {_MAX_HEADER_BYTES} bytes; send fewer")
-        if self._health_only and not self._url.startswith(_HEALTH_PREFIX):
-            limit = max_connections()
-            self._raise_parse_error(503, f"the limit of {limit} connections is reached; send the request again later")
-        if self._parser.get_method() == b"CONNECT":
-            self._raise_parse_error(400, "this is no proxy: CONNECT is not supported; send another method")
-        if self._parser.should_upgrade():
-            self._headers = [header for header in self._headers if header[0] not in _UPGRADE_HEADERS]
-        try:
-            self._head = RequestHead.of(self._parser, self._url, self._headers)
-        except httptools.HttpParserInvalidURLError:
-            self._raise_parse_error(400, "malformed HTTP request: invalid request target")
-        if self._health_only:
-            self._head.keep_alive = False
-
     def _add_to_body(self, body: bytes) -> None:
         """Pass on a part of the body, or drop it once the request is answered."""
         self._body_bytes += len(body)
@@ -377,8 +304,8 @@ class Connection(asyncio.BufferedProtocol):
     def response_completed(self, call: HttpCall) -> None:
         """Go on with the next request, or close the connection."""
         self._state.total_requests += 1
-        if self._response_timer is not None and self.can_write:
-            self._stop_response_timer()
+        if self.can_write:
+            self._write_limits.end_response()
         if self.transport.is_closing():
             self._connections.closing(self)
         elif not call.keep_alive:
@@ -393,15 +320,11 @@ class Connection(asyncio.BufferedProtocol):
 
     def _next_request(self) -> None:
         """Read the next request, of which a part may have arrived."""
-        self._call = self._parser = self._chunked = None
-        self._headers = []
-        if self._raw_head is _NO_HEAD:
-            self._head = None
+        self._call = self._chunked = None
+        self._heads.end()
         self._connections.idle(self)
         self._set_deadline(self._limits.keep_alive)
-        if self._response_timer is not None:  # the last response is not read yet
-            self._stop_response_timer()
-            self._start_write_timers()
+        self._write_limits.restart(self.transport)
         if self._kept:
             self.loop.call_soon(self._receive_kept)
         else:
@@ -414,48 +337,17 @@ class Connection(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         """Start the write timers when the client does not read its response."""
         self._writable.clear()
-        self._start_write_timers()
+        self._write_limits.start(self.transport)
 
     def resume_writing(self) -> None:
         """Stop the write timers when the client has read its response."""
         if not self.transport.is_closing():
-            if self._stall_timer is not None:
-                self._stall_timer.cancel()
+            self._write_limits.end_stall()
             if self._call is None or self._call.response_complete:
-                self._stop_response_timer()
+                self._write_limits.end_response()
         self._writable.set()
 
-    def _start_write_timers(self) -> None:
-        """Start the time limits for the client to read a part of the response, and all of it."""
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-        if self._response_timer is None:
-            self._response_timer = self.loop.call_later(self._limits.answer, self._on_response_timeout)
-        self._unsent_bytes = self.transport.get_write_buffer_size()
-        self._stall_timer = self.loop.call_later(self._limits.reading, self._on_stall)
-
-    def _on_stall(self) -> None:
-        if self.transport.get_write_buffer_size() < self._unsent_bytes:
-            self._start_write_timers()
-            return
-        _log.debug("a client read nothing for %g s; %d bytes are dropped", self._limits.reading, self._unsent_bytes)
-        self.transport.abort()
-
-    def _on_response_timeout(self) -> None:
-        _log.debug("a client did not read its response within %g s; the connection is closed", self._limits.answer)
-        self.transport.abort()
-
-    def _stop_response_timer(self) -> None:
-        if self._response_timer is not None:
-            self._response_timer.cancel()
-            self._response_timer = None
-
     # Rejecting
-
-    def _raise_parse_error(self, status: int, message: str) -> NoReturn:
-        """Leave a parser callback; the error is stored because the parser replaces it by an exception of its own."""
-        self._parse_error = (status, message)
-        raise ValueError(message)
 
     def _reject(self, status: int, message: str) -> None:
         """Send an error in place of the response to the invalid request, and close the connection."""
@@ -486,7 +378,7 @@ class Connection(asyncio.BufferedProtocol):
     def _close(self) -> None:
         self._ignores_input = True
         self._connections.closing(self)
-        self._start_write_timers()
+        self._write_limits.start(self.transport)
         self.transport.close()
 
     # Read deadlines
@@ -514,7 +406,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._close()
             else:
                 self._reject(408, f"the body was not complete within {self._limits.body:g} s; send it faster")
-        elif self._began and self._parser is not None:
+        elif self._heads.began:
             self._reject(408, f"the headers were not complete within {self._limits.headers:g} s; send faster")
         else:
             self._close()
