@@ -136,7 +136,8 @@ def test_a_batch_in_service_when_the_process_dies_says_how(
     executor: ThreadExecutor, devices: dict[str, WorkerDevice]
 ) -> None:
     async def scenario() -> None:
-        running = executor.run(batch(1.0))
+        running = executor.run(batch(HANGS, size=1))
+        await asyncio.sleep(0.05)
         os.kill(devices["m"].facts()["pid"], signal.SIGKILL)
         with pytest.raises(WorkerDiedError, match="the model's process was killed by SIGKILL"):
             await asyncio.wait_for(running, 10.0)
