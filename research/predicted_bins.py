@@ -29,8 +29,8 @@ from benchmarks.support.harness import (
 from policies.queue.arrivals import trace_column
 from policies.queue.central import serve
 from policies.sizing.bins import equal_edges, optimised_edges
-from policies.sizing.size_models import Affine, Estimator, Learned, Lengths, Online
 from research import FIGURES
+from research.length_predictors import Affine, Estimator, Learned, Lengths, Online
 from research.multi_bin import LARGE, SMALL, UNIFORM, binned
 from research.papers.multi_bin_errors import (
     confused_batch_time,

@@ -3,7 +3,7 @@
 Guldogan, Kunde, Lee and Pedarsani, "Multi-Bin Batching for Increasing LLM Inference Throughput", section 3.
 
     symbol     name
-    l          size: predicted service time when served alone, s (policies/sizing/size_models.py)
+    l          size: predicted service time when served alone, s (Profile.time_alone)
     [l_i-1,    between two of Bins.edges; the lowest bin begins at 0, the highest has no end
       l_i)
     k          Bins.bins

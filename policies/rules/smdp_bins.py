@@ -14,8 +14,7 @@ import numpy as np
 
 from policies.profile import Profile
 from policies.rules.rule import BinnedPolicy, Rule
-from policies.sizing.bins import optimised_edges
-from policies.sizing.size_models import lengths_of
+from policies.sizing.bins import lengths_of, optimised_edges
 from policies.solver.distributions import Floats
 from policies.solver.several_bins import BinnedProblem, BinnedSolution, capacity, solve_bins
 from policies.spec import Spec

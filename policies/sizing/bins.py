@@ -15,6 +15,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.profile import Profile
+
 _Floats = NDArray[np.float64]
 _RESOLUTION = 128  # of edges, in probability and in size
 
@@ -172,3 +174,15 @@ def least_response_time(mean_batch_time: float, bins: int, batch_size: int, arri
         arrival_rate: lambda, 1/s.
     """
     return mean_batch_time + bins * (batch_size - 1) / (2.0 * arrival_rate)
+
+
+def lengths_of(sizes: Sequence[float] | NDArray[np.float64], profile: Profile) -> NDArray[np.float64]:
+    """Return the lengths whose service times alone, by a profile with lengths, are these sizes, s."""
+    assert profile.lengths is not None
+    alone = np.maximum.accumulate([profile.service_time(1, length) for length in profile.lengths])
+    values = np.asarray(sizes, dtype=float)
+    if len(alone) == 1 or alone[-1] == alone[-2]:
+        return np.asarray(np.interp(values, alone, profile.lengths))
+    per_length = (alone[-1] - alone[-2]) / (profile.lengths[-1] - profile.lengths[-2])
+    beyond = profile.lengths[-1] + (values - alone[-1]) / per_length
+    return np.asarray(np.where(values > alone[-1], beyond, np.interp(values, alone, profile.lengths)))

@@ -55,7 +55,7 @@ def predicted_lengths() -> Section:
     text = f"""\
 ![Figure 10 of multi-bin batching](figures/multi-bin-confusion.png)
 
-Our predictors, `online` and `learned` (policies/sizing/size_models.py), know the length of the prompt and learn request
+Our predictors, `online` and `learned` (research/length_predictors.py), know the length of the prompt and learn request
 by request; {found["requests"]} requests of Azure's trace, bins of equal probability. The paper's is BERT, fine-tuned on
 the prompts of LMSYS-Chat-1M. Share of requests in their bin, and at most one bin away:
 

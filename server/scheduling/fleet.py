@@ -45,7 +45,6 @@ class Fleet:
         self._capacity = capacity
         self._retired: set[Dispatcher] = set()
         self._update_serving()
-        self._by_device = {dispatcher.device: dispatcher for dispatcher in dispatchers}
         for dispatcher in dispatchers:
             dispatcher.on_broken, dispatcher.on_available = self._reassign, self._update_serving
 
@@ -99,10 +98,6 @@ class Fleet:
     def capacity(self, model: str) -> float:
         """Return the largest service rate of the serving devices together, by their profiles, 1/s."""
         return sum(dispatcher.chosen[model].profile.capacity for dispatcher in self._serving_of[model])
-
-    def dispatcher_of(self, device: str) -> Dispatcher:
-        """Return the dispatcher of a device by its name."""
-        return self._by_device[device]
 
     @property
     def first(self) -> Dispatcher:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from policies.sizing.size_models import Affine, Online
 from research import predicted_bins
+from research.length_predictors import Affine, Online
 from research.predicted_bins import accuracy, confusion_matrix, errors, predictions, predictors
 
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.sizing.bins import batch_time, bin_times, equal_edges, optimised_edges
+from policies.profile import Profile
+from policies.sizing.bins import batch_time, bin_times, equal_edges, lengths_of, optimised_edges
 
 TRACE = Path(__file__).parents[4] / "shared" / "data" / "azure-llm-2023-conv.csv"
 some_sizes = st.lists(st.integers(1, 12).map(float), min_size=1, max_size=40)
@@ -96,3 +97,10 @@ def test_on_recorded_lengths_optimised_edges_gain_more_than_equal_ones() -> None
     assert optimised == pytest.approx([1.54, 1.81, 1.96], abs=0.005)
     assert equal == pytest.approx([1.47, 1.59, 1.84], abs=0.005)
     assert one / np.mean(lengths) == pytest.approx(2.16, abs=0.005)
+
+
+def test_the_lengths_of_sizes_are_finite_where_the_time_does_not_vary() -> None:
+    measured = Profile("lines", (0.5, 0.6), lengths=(10, 20), length_service_times=((1.0, 1.5), (1.2, 1.9)))
+    flat = Profile("flat", (0.5,), lengths=(1, 2), length_service_times=((0.5, 0.5),))
+    assert np.isfinite(lengths_of([0.4, 0.5, 0.6], flat)).all()
+    assert lengths_of([1.25, 2.0], measured).tolist() == pytest.approx([15.0, 30.0]), "also above the greatest"

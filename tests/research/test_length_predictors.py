@@ -5,22 +5,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from policies.profile import Profile
-from policies.sizing.size_models import Affine, Estimator, Learned, Lengths, Online, lengths_of
+from research.length_predictors import Affine, Estimator, Learned, Lengths, Online
 
 TIMES = Affine(0.010, 0.001, 0.100)
-MEASURED = Profile("lines", (0.5, 0.6), lengths=(10, 20), length_service_times=((1.0, 1.5), (1.2, 1.9)))
 
 
 def test_an_affine_time_uses_both_lengths() -> None:
     assert TIMES.at(5, 2) == pytest.approx(0.215)
     assert TIMES.at(5, 0) == pytest.approx(0.015)
-
-
-def test_the_lengths_of_sizes_are_finite_where_the_time_does_not_vary() -> None:
-    flat = Profile("flat", (0.5,), lengths=(1, 2), length_service_times=((0.5, 0.5),))
-    assert np.isfinite(lengths_of([0.4, 0.5, 0.6], flat)).all()
-    assert lengths_of([1.25, 2.0], MEASURED).tolist() == pytest.approx([15.0, 30.0]), "also above the greatest"
 
 
 @pytest.mark.parametrize("make", [Online, Learned])

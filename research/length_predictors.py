@@ -1,19 +1,14 @@
-"""Lengths from service times, and estimators of the service time of a request alone.
+"""Predictors of the number of generated tokens, and of the service time of a request alone.
 
 Multi-Bin Batching needs the prediction to assign a bin (Algorithm 1, line 2). The server knows the length of a padded
-input at arrival (`Profile.time_alone`). For `research/predicted_bins.py`, `Online` and `Learned` predict the number
-of generated tokens from past requests: by the length of the prompt, or by its tokens with the L1 loss of appendix C.1.
+input at arrival (`Profile.time_alone`). `Online` and `Learned` predict from past requests: by the length of the prompt,
+or by its tokens with the L1 loss of appendix C.1.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import copysign, expm1, log1p, sqrt
 from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
-
-from policies.profile import Profile
 
 _MEMORY = 256  # requests: a new one has at least the weight 1 / 256 in a mean, so that it follows changes
 _FEATURES = 1024  # hash classes of tokens
@@ -34,18 +29,6 @@ class Lengths:
     prompt: int
     limit: int = 0
     tokens: Sequence[int] = ()
-
-
-def lengths_of(sizes: Sequence[float] | NDArray[np.float64], profile: Profile) -> NDArray[np.float64]:
-    """Return the lengths whose service times alone, by a profile with lengths, are these sizes, s."""
-    assert profile.lengths is not None
-    alone = np.maximum.accumulate([profile.service_time(1, length) for length in profile.lengths])
-    values = np.asarray(sizes, dtype=float)
-    if len(alone) == 1 or alone[-1] == alone[-2]:
-        return np.asarray(np.interp(values, alone, profile.lengths))
-    per_length = (alone[-1] - alone[-2]) / (profile.lengths[-1] - profile.lengths[-2])
-    beyond = profile.lengths[-1] + (values - alone[-1]) / per_length
-    return np.asarray(np.where(values > alone[-1], beyond, np.interp(values, alone, profile.lengths)))
 
 
 class Estimator(Protocol):
