@@ -277,7 +277,9 @@ OPERATION = (
         "The encoder under Poisson arrivals of texts with the lengths of a production trace: what the server predicts, "
         "and measures in the last minute, as means over the time after the first minute. It starts without a profile, "
         "or with one that is wrong by a factor; then another process takes one of the two cores for a third of the "
-        "time; then texts become twice as long.",
+        "time, at half the rate; then texts become twice as long. Other work of low priority ran for some seconds of "
+        "the first run. While a core is taken the learned times say that the rate cannot be served, so that the "
+        "predicted mean is large until they have fallen again.",
         lambda: f"![Predicted and measured response times](figures/predictions.png)\n\n{recorded('predictions')}",
     ),
     Section(
