@@ -204,9 +204,9 @@ class Connection(asyncio.BufferedProtocol):
         self._body_bytes = 0
         self._connections.used(self)
         call = self._call = HttpCall(self, head, self._heads.began)
-        call.task = self.loop.create_task(self._serve(call))
-        self._state.tasks.add(call.task)  # uvicorn waits for them when it stops
-        call.task.add_done_callback(self._state.tasks.discard)
+        task = self.loop.create_task(self._serve(call))
+        self._state.tasks.add(task)  # uvicorn waits for them when it stops
+        task.add_done_callback(self._state.tasks.discard)
         self._is_whole = head.length == 0
         if head.length is None:
             self._chunked = ChunkedBody(self._add_to_body)
@@ -224,7 +224,6 @@ class Connection(asyncio.BufferedProtocol):
         except Exception:  # noqa: BLE001 - of any kind; the connection ends in it
             _log.exception("the response to request %s failed", call.request_id)
         finally:
-            call.task = None
             if not (call.response_complete or call.disconnected):
                 self.abort()
 

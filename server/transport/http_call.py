@@ -110,33 +110,32 @@ class HttpCall(RequestContext):
 
     Attributes:
         head: of the request.
-        task: that serves it; None once it has ended.
         keep_alive: whether the connection stays open after the response.
         response_complete: whether the whole response was written.
         is_whole: whether the whole body has arrived.
     """
 
     __slots__ = (
-        *(
-            "_connection",
-            "_continues",
-            "_ended",
-            "_missing",
-            "_parts",
-            "_pending",
-            "_read",
-            "_unsent",
-            "_view",
-            "_waiter",
-        ),
-        *("head", "is_whole", "keep_alive", "response_complete", "task"),
+        "_connection",
+        "_continues",
+        "_ended",
+        "_missing",
+        "_parts",
+        "_pending",
+        "_read",
+        "_unsent",
+        "_view",
+        "_waiter",
+        "head",
+        "is_whole",
+        "keep_alive",
+        "response_complete",
     )
 
     def __init__(self, connection: CallConnection, head: RequestHead, began: float) -> None:
         """Create the call of a request with this head that began at `began`, s of time.monotonic."""
         super().__init__(head.method, head.path, head.by_name, began)
         self.head = head
-        self.task: asyncio.Task[None] | None = None
         self.keep_alive = head.keep_alive
         self.response_complete = False
         self.is_whole = head.length == 0
@@ -236,7 +235,7 @@ class HttpCall(RequestContext):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def _next_part(self) -> tuple[bytes, bool]:
-        """The next part of the body, and whether more follows."""
+        """Return the next part of the body, and whether more follows."""
         while not (self._parts or self.is_whole):
             await self._wait()
         return self._take(), not self.is_whole
@@ -302,7 +301,7 @@ class HttpCall(RequestContext):
         return True
 
     def _head_bytes(self) -> bytes:
-        """The head of the response if it was not written yet."""
+        """Return the head of the response if it was not written yet."""
         if self._pending is None:
             return b""
         (status, headers), self._pending = self._pending, None
