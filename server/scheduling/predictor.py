@@ -2,7 +2,8 @@
 
 A prediction is a simulation of the policies in use, with the service times as learned, varied as those of the last
 minute's batches, and with arrivals at the rates and of the lengths of the requests that were answered in that minute.
-It is made in a process, off the event loop, and again when one of these has changed.
+It is made in a process, off the event loop, and again when one of these has changed, the sooner
+when the device has become slower or faster.
 """
 
 import asyncio
@@ -28,8 +29,9 @@ _INTERVAL = 5.0  # s between two comparisons
 _FEWEST = 100  # requests in the window
 _MOST = 20_000  # requests kept
 _LENGTHS = 500  # of the latest requests
-_STEP = 0.05  # relative change of a rate, or of a service time, with which the prediction is made again
+_STEP = 0.05  # relative change of a rate, length or service time with which the prediction is made again
 _LEAST_AGE = 60.0  # s between two predictions, each of which takes a second of a processor
+_SOON = 10.0  # s, the same when a service time has changed by more than _APART
 _APART, _REPORTS = 0.2, 600.0  # relative difference that is reported, and least time between reports, s
 _POISSON = (0.6, 1.6)  # squared coefficient of variation of interarrival times
 _SLOWER = 1.1  # measured over learned service times, in the mean
@@ -84,7 +86,7 @@ class Predictor:
         self._pool = pool
         self._windows: dict[str, _Window] = {model: _Window() for model in dispatcher.chosen}
         self._before: _Inputs | None = None
-        self._next = 0.0  # earliest instant of the next prediction, s
+        self._made = -inf  # instant of the last prediction, s
         self._found: Mapping[str, Prediction] = {}
         self._comparisons: dict[str, Comparison] = {}
 
@@ -120,8 +122,8 @@ class Predictor:
             self._comparisons = {}  # stages are not simulated
             return
         inputs = _inputs(known)
-        if now >= self._next and inputs.differ(self._before):
-            self._before, self._next = inputs, now + _LEAST_AGE
+        if inputs.outdate(self._before, now - self._made):
+            self._before, self._made = inputs, now
             work = partial(self._predict, known)
             self._found = await asyncio.get_running_loop().run_in_executor(self._pool, work)
         self._comparisons = {}
@@ -199,24 +201,35 @@ class _Inputs:
 
     Attributes:
         policies: the policies by model.
-        numbers: rates, service times, and mean lengths.
+        traffic: rates and mean lengths.
+        times: service times, s, at the length of the profiles.
     """
 
     policies: Mapping[str, Policy]
-    numbers: Sequence[float]
+    traffic: Sequence[float]
+    times: Sequence[float]
 
-    def differ(self, before: "_Inputs | None") -> bool:
-        """Whether a policy is another one, or a number has changed by more than 5 per cent."""
-        if before is None or any(policy is not before.policies[model] for model, policy in self.policies.items()):
+    def outdate(self, before: "_Inputs | None", age: float) -> bool:
+        """Whether a prediction of other inputs and this age, s, is to be made again."""
+        if before is None:
             return True
-        pairs = zip(self.numbers, before.numbers, strict=True)
-        return any(abs(new - old) > _STEP * max(new, old) for new, old in pairs)
+        slower = _change(before.times, self.times)
+        if age < (_SOON if slower > _APART else _LEAST_AGE):
+            return False
+        swapped = any(policy is not before.policies[model] for model, policy in self.policies.items())
+        return swapped or max(slower, _change(before.traffic, self.traffic)) > _STEP
+
+
+def _change(before: Sequence[float], now: Sequence[float]) -> float:
+    """The largest relative change of a number, over the larger value."""
+    pairs = zip(before, now, strict=True)
+    return max((abs(new - old) / max(new, old) for old, new in pairs if new != old), default=0.0)
 
 
 def _inputs(models: Mapping[str, Traffic]) -> _Inputs:
-    numbers = list[float]()
+    traffic, times = list[float](), list[float]()
     for each in models.values():
-        largest, length = each.profile.max_batch_size, float(np.mean(each.lengths)) if each.lengths else 0.0
-        numbers += [each.rate, length]
-        numbers += [each.profile.service_time(size, length) for size in sorted({1, min(2, largest), largest})]
-    return _Inputs({model: each.chosen.policy for model, each in models.items()}, numbers)
+        largest = each.profile.max_batch_size
+        traffic += [each.rate, float(np.mean(each.lengths)) if each.lengths else 0.0]
+        times += [each.profile.service_time(size) for size in sorted({1, min(2, largest), largest})]
+    return _Inputs({model: each.chosen.policy for model, each in models.items()}, traffic, times)

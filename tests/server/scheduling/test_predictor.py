@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -92,6 +93,34 @@ def test_arrivals_that_are_not_poisson_are_named(caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.WARNING):
         compare(ASSUMED, bursts)
     assert "arrivals are not Poisson" in caplog.text
+
+
+@pytest.mark.parametrize(("factor", "again"), [(1.0, 0), (1.03, 0), (1.4, 1)])
+def test_a_prediction_is_made_again_within_seconds_when_the_device_is_slower(factor: float, again: int) -> None:
+    loop, counting, learned = virtual_loop(), Counting(), [ASSUMED]
+
+    async def main() -> int:
+        metrics = Metrics()
+        dispatcher = Dispatcher(FakeExecutor(ASSUMED), {"m": choose("greedy", ASSUMED)}, metrics, loop.time, UNLIMITED)
+        dispatcher.learned = lambda _: learned[0]
+        predictor = Predictor(dispatcher, metrics, counting, Inline())
+        metrics.observe_batches("fake", predictor.completed)
+        tasks = [asyncio.ensure_future(dispatcher.run()), asyncio.ensure_future(predictor.run())]
+        counts = []
+        for end in (100.0, 115.0):
+            while loop.time() < end:
+                await asyncio.sleep(1 / 60)
+                dispatcher.submit("m", [1.0])
+            counts.append(counting.calls)
+            learned[0] = replace(ASSUMED, service_times=tuple(factor * t for t in ASSUMED.service_times))
+        for task in tasks:
+            task.cancel()
+        return counts[1] - counts[0]
+
+    try:
+        assert loop.run_until_complete(main()) == again
+    finally:
+        loop.close()
 
 
 def test_few_requests_are_not_compared() -> None:
