@@ -33,8 +33,8 @@ from benchmarks.support.harness import (
 )
 from examples.ocr.lines import draw_line, random_line
 from examples.ocr.model import Recogniser, weights_file
-from loadgen.simulated import Simulation
-from loadgen.sizes import RequestSizes
+from loadgen.report import simulated_records
+from policies.planning.simulation import RequestSizes, Simulation
 from policies.profile import Profile, load_profile
 
 NAME = "ocr"
@@ -105,7 +105,7 @@ def throughput(finished: Iterable[float]) -> float:
 def simulated(spec: str, work: Workload, profile: Profile) -> float:
     """The forecast of the requests per second."""
     simulation = Simulation(profile, spec, sizes=RequestSizes(work.widths))
-    return throughput(record.finished for record in simulation.records(work.instants))
+    return throughput(record.finished for record in simulated_records(simulation.services(work.instants)))
 
 
 def by_the_package(pictures: Sequence[bytes]) -> list[str]:

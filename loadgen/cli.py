@@ -19,11 +19,10 @@ from loadgen.page import render_report_page
 from loadgen.plots import plot_runs
 from loadgen.policy_admin import find_policy_admin, read_policy_info, restored_policy
 from loadgen.progress import Progress
-from loadgen.report import Record, RunObjective, make_report, outcome_from_records, outcome_from_run
+from loadgen.report import Record, RunObjective, make_report, outcome_from_records, outcome_from_run, simulated_records
 from loadgen.run_settings import hide_password, run_settings
 from loadgen.schedule import ARRIVALS_USAGE, RELATIVE_ARRIVALS, Schedule, make_schedule
-from loadgen.simulated import Simulation
-from loadgen.sizes import SIZES_USAGE, RequestSizes, draw_request_lengths, simulated_profile, whole_lengths
+from loadgen.sizes import SIZES_USAGE, draw_request_lengths, simulated_profile, whole_lengths
 from loadgen.tables import comparison_table, report_table, step_table
 from policies.catalog import by_stages, in_stages
 from policies.command_line.common import (
@@ -38,6 +37,7 @@ from policies.command_line.common import (
 )
 from policies.cpus import available_cpus
 from policies.files import open_atomically, write_atomically
+from policies.planning.simulation import RequestSizes, Simulation
 from policies.profile import load_profile
 from policies.sample_file import SAMPLE_USAGE, file_of
 from policies.sizing.size_distributions import LONGEST_REQUEST
@@ -331,7 +331,7 @@ def _run_simulated(job: _Job, device: Simulation) -> None:
     errors: list[SpecError] = []
     _report(job, results, errors)
     with _collecting(errors):
-        _write_records(job, runs[job.specs[0]].records(instants))
+        _write_records(job, simulated_records(runs[job.specs[0]].services(instants)))
     _raise_all(errors)
 
 

@@ -1,7 +1,7 @@
 """Report of a live or simulated run. Pure functions without clock or I/O."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any, Literal, TypedDict
@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.queue.simulator import Run
+from policies.queue.simulator import Run, Service, Station
 
 Status = int | Literal["connection", "timeout", "interrupted"]
 OK = 200
@@ -122,6 +122,26 @@ class RunOutcome:
     mean_batch_size: float | None
     energy: float | None
     send_lags: NDArray[np.float64] | None = None
+
+
+def simulated_records(services: Iterable[tuple[Station, Service]]) -> Iterator[Record]:
+    """Make a record of each request of a simulated run, in order of completion, from the services of its devices."""
+    energies: dict[int, float] = {}  # J by request, up to its current stage
+    for station, service in services:
+        size, energy = len(service.launch.requests), station.energy(service)
+        for request in service.launch.requests if energy is not None else ():
+            energies[request.id] = energies.get(request.id, 0.0) + (energy or 0.0) / size
+        for request in service.finished:
+            yield Record(
+                scheduled=request.arrival,
+                sent=request.arrival,
+                finished=service.finish,
+                status=OK,
+                batch_size=size,
+                waiting=request.started - request.arrival,
+                service=service.finish - request.started,
+                energy=energies.pop(request.id, None),
+            )
 
 
 def outcome_from_records(records: Sequence[Record]) -> RunOutcome:

@@ -1,33 +1,23 @@
-"""Request sizes of a run: from a value of --sizes to a length for each arrival."""
+"""Request lengths of a run, from a value of --sizes, and the profile of a simulated one."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from policies.catalog import parse_spec
+from policies.planning.simulation import RequestSizes
 from policies.profile import Profile, load_profile
 from policies.queue import arrivals
-from policies.sizing.size_distributions import LONGEST_REQUEST, LONGEST_REQUEST_BATCH, parse_sizes
+from policies.sizing.size_distributions import (
+    LONGEST_REQUEST,
+    LONGEST_REQUEST_BATCH,
+    longest_request_profile,
+    parse_sizes,
+)
 from policies.types import SpecError
 
 SIZES_USAGE = "uniform:LO:HI, exponential:MEAN or, of an --arrivals trace, trace:COLUMN"
-
-
-@dataclass(frozen=True)
-class RequestSizes:
-    """Sizes of the requests of a run.
-
-    Attributes:
-        lengths: length of each request in order of arrival, in the unit of the profile's lengths.
-        bin_error: p_e, probability of each neighbouring bin instead of the right one (Multi-Bin, section 6.2).
-        seed: seed of these errors.
-    """
-
-    lengths: NDArray[np.float64]
-    bin_error: float = 0.0
-    seed: int = 0
 
 
 def draw_request_lengths(sizes: str, arrival_process: str, number: int, seed: int) -> NDArray[np.float64]:
@@ -75,14 +65,3 @@ def _batch_size(text: str) -> int | None:
     spec = parse_spec(text)
     key = "ARG" if spec.name == "static" and spec.arg is not None else "batch_size"
     return spec.whole(key, 1, 4096) if key == "ARG" or key in spec.parameters else None
-
-
-def longest_request_profile(lengths: NDArray[np.float64], max_batch_size: int) -> Profile:
-    """Profile of the server in the Multi-Bin Batching paper: a batch takes its longest request's length in seconds.
-
-    The service time by batch size is the mean over batches of requests drawn from these lengths.
-    """
-    steps = np.arange(len(lengths) + 1) / len(lengths)
-    times = [float(np.diff(steps**b) @ np.sort(lengths)) for b in range(1, max_batch_size + 1)]
-    rows = ((0.0, 1.0),) * max_batch_size
-    return Profile(LONGEST_REQUEST, tuple(times), lengths=(0, 1), length_service_times=rows)

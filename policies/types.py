@@ -6,7 +6,6 @@ I/O. The same object decides in the simulator and in the server, and a test of i
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from math import inf
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -20,35 +19,22 @@ class PolicyError(Exception):
 class SpecError(ValueError):
     """A profile, policy or parameter is invalid. The message names the value and says what to do."""
 
-    def message(self, arguments: Sequence[str]) -> str:
-        """Return the message for the user of a command with these arguments."""
-        return str(self)
-
 
 class ParameterError(SpecError):
-    """A parameter is invalid. The message has the form NAME=VALUE PROBLEM."""
+    """A parameter is invalid. The message has the form NAME=VALUE PROBLEM.
+
+    Attributes:
+        name: of the parameter.
+        value: as it was given.
+        problem: and what to do.
+    """
 
     def __init__(self, name: str, value: str, problem: str) -> None:
         super().__init__(name, value, problem)
+        self.name, self.value, self.problem = name, value, problem
 
     def __str__(self) -> str:
-        return "{}={} {}".format(*self.args)
-
-    def message(self, arguments: Sequence[str]) -> str:
-        """Return the message, in the form --NAME VALUE PROBLEM if the arguments give the flag this value."""
-        name, value, problem = self.args
-        flag = f"--{name.replace('_', '-')}"
-        words = [word for argument in arguments for word in argument.split("=", 1)]
-        given = [text for word, text in pairwise(words) if word == flag]
-        return f"{flag} {value} {problem}" if any(_are_equal(text, value.strip("'")) for text in given) else str(self)
-
-
-def _are_equal(first: str, second: str) -> bool:
-    """Whether both are the same text or the same number."""
-    try:
-        return float(first) == float(second)
-    except ValueError:
-        return first == second
+        return f"{self.name}={self.value} {self.problem}"
 
 
 class BatchKey(NamedTuple):

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.support import harness
-from loadgen.simulated import simulate_policy
 from policies.catalog import choose
 from policies.charts.averages import PALETTE
+from policies.planning.simulation import simulate_policy
 from policies.profile import Profile
 from policies.queue.arrivals import Instants, steps
 from research import FIGURES

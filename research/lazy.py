@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.support import harness
-from loadgen.simulated import SimulatedDevice, simulate_policy
 from policies.catalog import choose, rate_time_constant
 from policies.charts.averages import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
+from policies.planning.simulation import SimulatedDevice, simulate_policy
 from policies.profile import Profile
 from policies.queue import simulator
 from policies.queue.arrivals import Instants, poisson

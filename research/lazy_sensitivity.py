@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.support import harness
-from loadgen.simulated import SimulatedDevice
 from policies.catalog import choose, combine
+from policies.planning.simulation import SimulatedDevice
 from policies.profile import Profile
 from policies.queue import simulator
 from policies.queue.arrivals import Instants

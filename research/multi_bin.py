@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.support.harness import TRACE, measure_parts, require_trace
-from loadgen.simulated import Simulation
-from loadgen.sizes import RequestSizes, longest_request_profile
 from policies.catalog import choose
+from policies.planning.simulation import RequestSizes, Simulation
 from policies.queue.arrivals import trace_column
 from policies.queue.central import CentralRun, serve
 from policies.sizing.bins import batch_time, equal_edges, least_response_time, optimised_edges
+from policies.sizing.size_distributions import longest_request_profile
 from research import multi_bin_figures
 from research.papers.multi_bin_theory import Exponential, Uniform
 

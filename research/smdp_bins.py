@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.support.harness import TRACE, argument_parser, fill_record, markdown_table, require_trace
-from loadgen.sizes import longest_request_profile
 from policies.catalog import ModelPolicy, choose, combine
 from policies.profile import Profile
 from policies.queue import simulator
@@ -28,6 +27,7 @@ from policies.queue.arrivals import trace_column
 from policies.queue.batcher import Batcher
 from policies.rules.smdp_bins import LARGEST_BATCHES
 from policies.sizing.bins import batch_time, optimised_edges
+from policies.sizing.size_distributions import longest_request_profile
 from policies.types import Launch, Request
 
 NAME = "smdp_bins"

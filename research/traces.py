@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.support import harness
-from loadgen.simulated import simulate_policy
 from policies.catalog import ModelPolicy, choose, solved
+from policies.planning.simulation import simulate_policy
 from policies.profile import Profile, load_profile
 from policies.queue.arrivals import Instants, mmpp, poisson, trace
 from policies.queue.lookup import Lookup

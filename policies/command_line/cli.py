@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Column, Table
 
-from loadgen import simulated
 from policies.catalog import ModelPolicy, choose, in_stages, solved
 from policies.charts.plots import plot_policy, plot_table
 from policies.command_line.common import (
@@ -46,6 +45,7 @@ from policies.objectives.trial import Trial
 from policies.percentile.ages import AgeSolution
 from policies.planning import devices, prices
 from policies.planning.recommendations import BinningProblem, candidate_row, parse_problem, recommend
+from policies.planning.simulation import simulate_policy
 from policies.profile import Profile, load_profile, shipped_profiles
 from policies.queue.simulator import Run
 from policies.sizing.size_distributions import LONGEST_REQUEST, SIZES_USAGE
@@ -304,7 +304,7 @@ def _solve_load(options: SolveOptions, in_table: bool) -> _Result:
     if options.simulate:
         policy = chosen or _solved(solution, profile)
         trial = Trial(problem, options.simulate, options.seed)
-        simulation = simulated.simulate_policy(policy, trial.instants, service_time=trial.service_time())
+        simulation = simulate_policy(policy, trial.instants, service_time=trial.service_time())
         fields["simulated"] = SimulationResult.of(simulation).to_json(options.limits)
     return _Result(options, fields, solution, simulation)
 

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,7 @@ from threadpoolctl import threadpool_limits
 
 from policies.files import check_writable, first_error
 from policies.profile import shipped_profiles
-from policies.types import SpecError
+from policies.types import ParameterError, SpecError
 
 INTERRUPTED = 130  # exit code on Ctrl-C, as of shells
 _PLOT_FORMATS = {".png", ".pdf", ".svg"}
@@ -70,7 +71,7 @@ def run(app: typer.Typer, name: str, groups: Mapping[str, Sequence[str]] | None 
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED
     except SpecError as error:
-        sys.exit(_report(name, paths_as_given(error.message(sys.argv))))
+        sys.exit(_report(name, paths_as_given(as_given(error))))
     except Exception as error:
         # typer vendors click or depends on it, by version; usage errors of both have this method
         if not hasattr(error, "format_message"):
@@ -81,6 +82,29 @@ def run(app: typer.Typer, name: str, groups: Mapping[str, Sequence[str]] | None 
     if code == INTERRUPTED:
         typer.echo(f"{name}: interrupted", err=True)
     sys.exit(code or 0)
+
+
+def as_given(error: SpecError, arguments: Sequence[str] | None = None) -> str:
+    """The message of an error, in the form --NAME VALUE PROBLEM if a flag gives the parameter this value.
+
+    Args:
+        error: the error.
+        arguments: of the command; by default those of this process.
+    """
+    if not isinstance(error, ParameterError):
+        return str(error)
+    flag, value = f"--{error.name.replace('_', '-')}", error.value.strip("'")
+    words = [word for argument in arguments or sys.argv for word in argument.split("=", 1)]
+    given = any(word == flag and _are_equal(text, value) for word, text in pairwise(words))
+    return f"{flag} {error.value} {error.problem}" if given else str(error)
+
+
+def _are_equal(first: str, second: str) -> bool:
+    """Whether both are the same text or the same number."""
+    try:
+        return float(first) == float(second)
+    except ValueError:
+        return first == second
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.profile import Profile
 from policies.queue.arrivals import trace_column
 from policies.types import SpecError
 
@@ -46,3 +47,14 @@ def _number(text: str, word: str) -> float:
     if not 0.0 < value < 1e9:
         raise SpecError(f"--sizes {text!r}: {word!r} is not a positive number; give sizes above 0")
     return value
+
+
+def longest_request_profile(lengths: NDArray[np.float64], max_batch_size: int) -> Profile:
+    """Profile of the server in the Multi-Bin Batching paper: a batch takes its longest request's length in seconds.
+
+    The service time by batch size is the mean over batches of requests drawn from these lengths.
+    """
+    steps = np.arange(len(lengths) + 1) / len(lengths)
+    times = [float(np.diff(steps**b) @ np.sort(lengths)) for b in range(1, max_batch_size + 1)]
+    rows = ((0.0, 1.0),) * max_batch_size
+    return Profile(LONGEST_REQUEST, tuple(times), lengths=(0, 1), length_service_times=rows)

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.support.harness import finish_axes, new_figure
-from loadgen.simulated import simulate_policy
 from policies import catalog
 from policies.charts.averages import BLUE, MARKERS, VERMILLION, benchmarks, distribution_chart
 from policies.objectives.frontier import frontier
 from policies.percentile.response_law import ResponseLaw, response_law
+from policies.planning.simulation import simulate_policy
 from policies.queue.arrivals import poisson
 from policies.queue.simulator import Estimate, Run, estimate, percentile, share_within
 from policies.solver.distributions import Floats

@@ -3,7 +3,6 @@
 import difflib
 import logging
 import socket
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from policies.catalog import ModelPolicy, by_stages, check_spec, choose, has_goal, ignored_keys, in_stages
+from policies.command_line.common import as_given
 from policies.profile import Profile, load_profile
 from policies.types import SpecError
 from server.app.http_server import bind
@@ -114,7 +114,7 @@ class _Errors:
         try:
             return step()
         except SpecError as error:
-            self.messages.append(error.message(sys.argv))
+            self.messages.append(as_given(error))
             return None
 
     def raise_any(self) -> None:

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from loadgen import history
 from loadgen.history import RunHistory
-from loadgen.report import Record
+from loadgen.report import Record, simulated_records
 from loadgen.schedule import make_schedule
-from loadgen.simulated import Simulation
+from policies.planning.simulation import Simulation
 from policies.profile import load_profile
 
 SIMULATION = Simulation(load_profile("googlenet-tesla-p4"), "timeout:5")
@@ -21,7 +21,7 @@ NOTHING = history.history_from_records([])
 
 
 def test_the_records_of_a_simulated_run_give_the_same_history() -> None:
-    each = history.history_from_records(list(SIMULATION.records(ARRIVALS)))
+    each = history.history_from_records(list(simulated_records(SIMULATION.services(ARRIVALS))))
     assert each.batches == pytest.approx(HISTORY.batches)
     assert each.end == pytest.approx(HISTORY.end)
     edges = history.windows([HISTORY])

@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen.report import make_report, outcome_from_records, outcome_from_run
+from loadgen.report import make_report, outcome_from_records, outcome_from_run, simulated_records
 from loadgen.schedule import make_schedule
-from loadgen.simulated import Simulation
-from loadgen.sizes import RequestSizes, draw_request_lengths, longest_request_profile, simulated_profile
+from loadgen.sizes import draw_request_lengths, simulated_profile
+from policies.planning.simulation import RequestSizes, Simulation
 from policies.profile import Profile
+from policies.sizing.size_distributions import longest_request_profile
 from policies.types import SpecError
 from tests.loadgen.test_cli import Shell, shell
 
@@ -81,7 +82,7 @@ def test_the_records_of_requests_with_sizes_give_the_same_report() -> None:
     simulation = Simulation(
         longest_request_profile(lengths, 8), "multi-bin:3,max_wait_ms=inf", "m", sizes=RequestSizes(lengths)
     )
-    from_each = make_report(outcome_from_records(list(simulation.records(instants))), 400.0)
+    from_each = make_report(outcome_from_records(list(simulated_records(simulation.services(instants)))), 400.0)
     from_whole = make_report(outcome_from_run(simulation.run(instants)), 400.0)
     for key in ("mean_ms", "p99_ms", "throughput_hz", "mean_batch_size"):
         assert from_each[key] == pytest.approx(from_whole[key])

@@ -5,7 +5,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from loadgen.simulated import simulate_policy
+from policies.planning.simulation import simulate_policy
 from policies.profile import load_profile
 from policies.queue.batcher import Batcher
 from policies.queue.simulator import simulate

@@ -7,13 +7,12 @@ from subprocess import CompletedProcess
 import numpy as np
 import pytest
 
-from loadgen.simulated import Simulation
-from loadgen.sizes import RequestSizes, longest_request_profile
 from policies.command_line.cli import main
 from policies.planning import recommendations
 from policies.planning.recommendations import BinningProblem, SimulatedCandidate, recommend
+from policies.planning.simulation import RequestSizes, Simulation
 from policies.profile import Profile
-from policies.sizing.size_distributions import parse_sizes
+from policies.sizing.size_distributions import longest_request_profile, parse_sizes
 from policies.types import SpecError
 from tests.support.commands import run_command
 

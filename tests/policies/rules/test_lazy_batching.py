@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.simulated import Simulation
 from policies.catalog import choose
+from policies.planning.simulation import Simulation
 from policies.profile import Profile
 from policies.queue.arrivals import poisson
 from policies.queue.batcher import Batcher

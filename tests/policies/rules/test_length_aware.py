@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.simulated import Simulation
-from loadgen.sizes import RequestSizes
 from policies.catalog import choose
+from policies.planning.simulation import RequestSizes, Simulation
 from policies.profile import Profile
 from policies.queue.arrivals import poisson
 from policies.rules.length_aware import length_aware

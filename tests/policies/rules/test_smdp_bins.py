@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loadgen.simulated import Simulation
-from loadgen.sizes import RequestSizes, longest_request_profile
 from policies.catalog import ModelPolicy, choose
+from policies.planning.simulation import RequestSizes, Simulation
 from policies.profile import Profile
 from policies.rules import smdp_bins
 from policies.rules.multi_bin import Bins
 from policies.rules.smdp_bins import SmdpBins, solve_smdp_bins
+from policies.sizing.size_distributions import longest_request_profile
 from policies.solver.several_bins import BinnedSolution
 from policies.types import BatchKey, Launch, Request, SpecError, State, Wait
 

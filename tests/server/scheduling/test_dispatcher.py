@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadgen.simulated import SimulatedDevice
+from policies.planning.simulation import SimulatedDevice
 from policies.catalog import CATALOG, choose
 from policies.profile import load_profile
 from policies.queue.arrivals import poisson

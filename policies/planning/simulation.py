@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from loadgen.report import OK, Record
-from loadgen.sizes import RequestSizes
 from policies.catalog import ModelPolicy, choose, combine, in_stages
 from policies.profile import Profile
 from policies.queue import simulator
@@ -19,6 +18,21 @@ from policies.queue.simulator import Router, Run, Service, Station, serve
 from policies.queue.table_simulator import ServiceModel, simulate_ages, simulate_table
 from policies.rules.multi_bin import mispredicted
 from policies.types import BatchKey, Launch, Request, SpecError
+
+
+@dataclass(frozen=True)
+class RequestSizes:
+    """Sizes of the requests of a run.
+
+    Attributes:
+        lengths: length of each request in order of arrival, in the unit of the profile's lengths.
+        bin_error: p_e, probability of each neighbouring bin instead of the right one (Multi-Bin, section 6.2).
+        seed: seed of these errors.
+    """
+
+    lengths: NDArray[np.float64]
+    bin_error: float = 0.0
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,24 +66,9 @@ class Simulation:
             return simulate_policy(self._chosen(self.profile), instants, self.model)
         return run_fleet(*self._served(instants)).whole
 
-    def records(self, instants: Instants) -> Iterator[Record]:
-        """Simulate the same run and yield a record of each request in order of completion."""
-        energies: dict[int, float] = {}  # J by request, up to its current stage
-        for station, service in serve(*self._served(instants)):
-            size, energy = len(service.launch.requests), station.energy(service)
-            for request in service.launch.requests if energy is not None else ():
-                energies[request.id] = energies.get(request.id, 0.0) + (energy or 0.0) / size
-            for request in service.finished:
-                yield Record(
-                    scheduled=request.arrival,
-                    sent=request.arrival,
-                    finished=service.finish,
-                    status=OK,
-                    batch_size=size,
-                    waiting=request.started - request.arrival,
-                    service=service.finish - request.started,
-                    energy=energies.pop(request.id, None),
-                )
+    def services(self, instants: Instants) -> Iterator[tuple[Station, Service]]:
+        """Simulate the same run and yield each service and its device, in order of completion."""
+        return serve(*self._served(instants))
 
     def _served(self, instants: Instants) -> tuple[list[Station], list[Request], Router]:
         chosen = self._chosen_by_each()

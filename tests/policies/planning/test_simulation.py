@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadgen.report import Record, RunObjective, make_report, outcome_from_records, outcome_from_run
+from loadgen.report import Record, RunObjective, make_report, outcome_from_records, outcome_from_run, simulated_records
 from loadgen.schedule import make_schedule
-from loadgen.simulated import Simulation, simulate_policy
-from loadgen.sizes import RequestSizes
 from policies.catalog import ModelPolicy, choose, solved
+from policies.planning.simulation import RequestSizes, Simulation, simulate_policy
 from policies.profile import Profile
 from policies.queue.arrivals import Instants
 from policies.rules.maximum_wait import MaximumWait
@@ -56,7 +55,11 @@ def test_the_records_of_a_run_give_the_same_report(spec: str) -> None:
     arrivals = make_schedule("poisson", 400.0, 5.0, 3)
     simulation = Simulation(DEVICE, spec, "net")
     from_each: dict[str, Any] = {
-        **make_report(outcome_from_records(list(simulation.records(arrivals.instants))), 5.0, RunObjective(0.02))
+        **make_report(
+            outcome_from_records(list(simulated_records(simulation.services(arrivals.instants)))),
+            5.0,
+            RunObjective(0.02),
+        )
     }
     from_whole: dict[str, Any] = {
         **make_report(outcome_from_run(simulation.run(arrivals.instants)), 5.0, RunObjective(0.02))
@@ -71,7 +74,9 @@ def test_the_response_time_is_waiting_time_plus_service_time() -> None:
         assert record.service is not None
         return record.finished - record.scheduled - record.waiting - record.service
 
-    records = Simulation(DEVICE, "static:4").records(make_schedule("poisson", 400.0, 1.0, 3).instants)
+    records = simulated_records(
+        Simulation(DEVICE, "static:4").services(make_schedule("poisson", 400.0, 1.0, 3).instants)
+    )
     assert max(abs(difference(record)) for record in records) < 1e-12
 
 
@@ -166,7 +171,7 @@ def test_a_batch_through_all_stages_takes_the_service_time_of_the_whole() -> Non
 
 
 def test_a_record_by_stages_starts_at_the_first_launch_and_sums_the_energy() -> None:
-    records = list(Simulation(BY_STAGES, "lazy:slo_ms=100000").records(np.array([0.0, 0.125])))
+    records = list(simulated_records(Simulation(BY_STAGES, "lazy:slo_ms=100000").services(np.array([0.0, 0.125]))))
     assert [(r.waiting, r.service, r.batch_size, r.energy) for r in records] == [
         (0.0, 2.0, 2, 6.5),
         (0.125, 1.75, 2, 6.5),
@@ -191,7 +196,9 @@ def test_the_records_of_a_fleet_give_the_same_report(spec: str) -> None:
     arrivals = make_schedule("poisson", 700.0, 3.0, 3)
     simulation = Simulation(DEVICE, spec, "net", others=(SLOWER,))
     from_each: dict[str, Any] = {
-        **make_report(outcome_from_records(list(simulation.records(arrivals.instants))), 3.0, RunObjective())
+        **make_report(
+            outcome_from_records(list(simulated_records(simulation.services(arrivals.instants)))), 3.0, RunObjective()
+        )
     }
     from_whole: dict[str, Any] = {
         **make_report(outcome_from_run(simulation.run(arrivals.instants)), 3.0, RunObjective())
