@@ -203,11 +203,10 @@ class Inference:
             return ()
         context.samples = len(samples)
         codec = model.codec
-        lengths = [codec.length_of(sample) for sample in samples] if codec.lengths else ()
-        shapes = [codec.shape_of(sample) for sample in samples] if codec.varies_in_shape else ()
+        queued = [Sample(sample, codec.length_of(sample), codec.shape_of(sample)) for sample in samples]
         timeout = context.remaining_timeout()
         # no variable has the future: its exception refers to this frame, which would keep the samples
-        answers = await context.wait_for(self.fleet.submit(model.name, samples, timeout, lengths, shapes, model.id))
+        answers = await context.wait_for(self.fleet.submit(model.name, queued, timeout, model.id))
         context.waiting = max([answer.waiting for answer in answers])
         context.service = max([answer.service for answer in answers])
         context.device = answers[-1].device

@@ -95,8 +95,8 @@ class Codec(ABC):
         return ()
 
     def length_of(self, _sample: Any) -> int:
-        """The length of a sample of a model with `lengths`."""
-        raise NotImplementedError
+        """The length of a sample; 0 for a model without `lengths`."""
+        return 0
 
     def length_within(self, batch_size: int, length: int | None) -> int | None:
         """The length, or the greatest that a batch of this size may have, for synthetic samples."""
@@ -143,8 +143,8 @@ class Codec(ABC):
         return False
 
     def shape_of(self, _sample: Any) -> str:
-        """The shape of a sample of a model that varies in shape."""
-        raise NotImplementedError
+        """The shape of a sample; empty for a model that does not vary in shape."""
+        return ""
 
     def decode_cost(self, encoded: bytes, /) -> DecodeCost:
         """Read the cost of decoding a sample from its header; only for codecs with encoded samples.

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
@@ -17,10 +17,10 @@ class Sample:
     """One sample of a call, from its input to its result; the payload of its request.
 
     Attributes:
-        call: the call that it belongs to, until that is answered.
         input: as the model's codec made it; None once it was served.
         length: by which the service time differs; 0 where requests do not differ.
         shape: only samples of equal shapes share a batch; empty where the shapes do not differ.
+        call: the call that it belongs to, from when that is queued until it is answered.
         data: input of its next stage.
         output: as the model's codec renders it; None until it was served.
         batch_size: size of the batch that completed it.
@@ -31,10 +31,10 @@ class Sample:
         device: name of the device that served it.
     """
 
-    call: "InferenceCall"
     input: Any
     length: float = 0.0
     shape: str = ""
+    call: "InferenceCall" = field(init=False)
     data: Any = None
     output: Any = None
     batch_size: int = 0
@@ -51,7 +51,7 @@ class InferenceCall:
     Attributes:
         future: the samples when all are served.
         model: name of the model.
-        samples: in the order of the inputs; empty once the future is done.
+        samples: at least one; empty once the future is done.
         arrival: instant of arrival, s.
         expires: instant at which the client's timeout passes, s.
         earliest: the earliest possible instant of its answers, estimated at arrival, s; 0 where unknown.
@@ -71,9 +71,7 @@ class InferenceCall:
         self,
         future: "asyncio.Future[list[Sample]]",
         model: str,
-        inputs: Sequence[Any],
-        lengths: Sequence[float] = (),
-        shapes: Sequence[str] = (),
+        samples: Sequence[Sample],
         *,
         arrival: float,
         expires: float,
@@ -81,22 +79,17 @@ class InferenceCall:
         span: Any = None,
         id: str = "",
     ) -> None:
-        """`lengths` and `shapes` are those of the samples; empty where requests do not differ."""
         self.future = future
         self.model = model
-        self.samples = [Sample(self, sample) for sample in inputs]
-        if lengths:
-            for sample, length in zip(self.samples, lengths, strict=True):
-                sample.length = length
-        if shapes:
-            for sample, shape in zip(self.samples, shapes, strict=True):
-                sample.shape = shape
+        self.samples = list(samples)
+        for sample in samples:
+            sample.call = self
         self.arrival = arrival
         self.expires = expires
         self.earliest = earliest
         self.span = span
         self.requests: list[Request] = []
-        self.missing = len(inputs)
+        self.missing = len(samples)
         self.losses = 0
         self.id = id or model
 

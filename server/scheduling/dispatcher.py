@@ -122,20 +122,16 @@ class Dispatcher:
     def submit(
         self,
         model: str,
-        inputs: Sequence[Any],
+        samples: Sequence[Sample],
         timeout: float = inf,
-        lengths: Sequence[float] = (),
-        shapes: Sequence[str] = (),
         id: str = "",
     ) -> "asyncio.Future[list[Sample]]":
         """Queue the samples of a call, all or none; cancelling the future removes them from the queue.
 
         Args:
             model: one of `chosen`.
-            inputs: decoded samples, as the model's codec made them; at least one.
+            samples: at least one.
             timeout: remaining timeout of the client, s.
-            lengths: length of each sample, by which its service time differs; empty where requests do not differ.
-            shapes: shape of each sample, with which it shares a batch; empty where they do not differ.
             id: of the model whose codec made the inputs; empty if that is its name.
 
         Raises:
@@ -145,8 +141,9 @@ class Dispatcher:
             TooManyShapesError: with these samples too many different shapes would wait.
         """
         if model in self.policies.by_shape:
-            reject_if_too_many_shapes(self._batcher.waiting_shapes(model).union(shapes), self.backlog)
-        earliest, now = self.check_room(model, len(inputs), timeout), self.clock()
+            shapes = {sample.shape for sample in samples}
+            reject_if_too_many_shapes(self._batcher.waiting_shapes(model) | shapes, self.backlog)
+        earliest, now = self.check_room(model, len(samples), timeout), self.clock()
         if self._loop is None:
             self._loop = asyncio.get_running_loop()  # a system call in Python 3.11
         future: asyncio.Future[list[Sample]] = self._loop.create_future()
@@ -154,16 +151,14 @@ class Dispatcher:
         call = InferenceCall(
             future,
             model,
-            inputs,
-            lengths,
-            shapes,
+            samples,
             arrival=now,
             expires=now + timeout,
             earliest=earliest,
             span=None if tracing is None else tracing.current(),
             id=id,
         )
-        self._metrics.history.arrived(model, len(inputs))
+        self._metrics.history.arrived(model, len(samples))
         self.enqueue(call)
         return call.future
 

@@ -8,7 +8,6 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from math import inf
-from typing import Any
 
 from policies.queue.routing import least_delay
 from server.errors import BadInputError, DrainingError, NotFoundError, ServerError, UnavailableError, UnloadedError
@@ -49,16 +48,10 @@ class Fleet:
             dispatcher.on_broken, dispatcher.on_available = self._reassign, self._update_serving
 
     def submit(
-        self,
-        model: str,
-        inputs: Sequence[Any],
-        timeout: float = inf,
-        lengths: Sequence[float] = (),
-        shapes: Sequence[str] = (),
-        id: str = "",
+        self, model: str, samples: Sequence[Sample], timeout: float = inf, id: str = ""
     ) -> "asyncio.Future[list[Sample]]":
         """Call `Dispatcher.submit` for the device with the least expected response time."""
-        return self._route(model, len(inputs)).submit(model, inputs, timeout, lengths, shapes, id)
+        return self._route(model, len(samples)).submit(model, samples, timeout, id)
 
     def check_loaded(self, model: str) -> None:
         """Check that a model is not unloaded, before a call of it begins.

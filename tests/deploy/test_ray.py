@@ -22,6 +22,7 @@ from profiler.cache import CacheKey
 from profiler.measure import Subject
 from profiler.preflight import Findings
 from server.config import load_settings
+from server.scheduling.calls import Sample
 
 CONFIG: dict[str, Any] = yaml.safe_load((DEPLOY / "ray" / "serve.yaml").read_text())
 APPLICATION = CONFIG["applications"][0]
@@ -199,7 +200,7 @@ def test_a_replica_reports_backlog_and_load() -> None:
     async def scenario(replica: Replica) -> None:
         assert replica.record_autoscaling_stats() == {"backlog_s": 0.0, "load": 0.0}
         profile = replica._server.fleet.first.chosen["cat"].profile
-        calls = [replica._server.fleet.submit("cat", [n]) for n in range(64)]
+        calls = [replica._server.fleet.submit("cat", [Sample(n)]) for n in range(64)]
         stats = replica.record_autoscaling_stats()
         assert stats["backlog_s"] == pytest.approx(2 * profile.service_time(32))
         assert stats["load"] > 0

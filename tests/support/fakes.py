@@ -1,8 +1,9 @@
 """Fakes of the server's protocols on a virtual clock."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from policies.queue.monitor import Monitor, NoMonitor
 from policies.types import Policy
 from server.backends.executor import Batch, Completion
 from server.scheduling.admission import Limits
+from server.scheduling.calls import Sample
 from server.scheduling.dispatcher import Dispatcher
+from server.scheduling.fleet import Fleet
 from server.telemetry.metrics import Metrics
 from tests.support.virtual_clock import virtual_loop
 
@@ -101,3 +104,18 @@ def run_scenario(
         return loop.run_until_complete(main())
     finally:
         loop.close()
+
+
+def submit(
+    to: Dispatcher | Fleet,
+    model: str,
+    inputs: Sequence[Any],
+    timeout: float = inf,
+    lengths: Sequence[float] = (),
+    shapes: Sequence[str] = (),
+    id: str = "",
+) -> "asyncio.Future[list[Sample]]":
+    """Submit a call of samples with these inputs, and lengths or shapes where they differ in them."""
+    lengths, shapes = lengths or [0.0] * len(inputs), shapes or [""] * len(inputs)
+    samples = [Sample(*sample) for sample in zip(inputs, lengths, shapes, strict=True)]
+    return to.submit(model, samples, timeout, id)

@@ -155,7 +155,9 @@ class TensorCodec(Codec):
         return self._varies_in_shape
 
     def shape_of(self, sample: Sample) -> str:
-        """The shapes of the sample's inputs that are not padded."""
+        """The shapes of the sample's inputs that are not padded; empty where they do not vary."""
+        if not self._varies_in_shape:
+            return ""
         return ",".join("x".join(map(str, sample[name].shape)) for name in self.model.inputs if name not in self._axes)
 
     @property
@@ -169,7 +171,9 @@ class TensorCodec(Codec):
         return f"length {self.middle_length or _VARYING}"
 
     def length_of(self, sample: Sample) -> int:
-        """The length of a sample of a model with lengths."""
+        """The length of the padded dimension of a sample; 0 for a model without lengths."""
+        if not self.model.lengths:
+            return 0
         name, axis = next(iter(self._axes.items()))
         return int(sample[name].shape[axis])
 

@@ -38,7 +38,7 @@ from server.transport.asgi_context import AsgiContext
 from server.transport.memory_budget import MemoryBudget, MemoryBudgetError
 from server.transport.request import Body, ClientDisconnectedError, Headers, RequestContext
 from tests.support.asgi import call_scope, serve_asgi
-from tests.support.fakes import chosen, run_scenario
+from tests.support.fakes import chosen, run_scenario, submit
 
 MODEL = emulated_model("m", 8)
 SAMPLE = 224 * 224 * 3
@@ -733,7 +733,7 @@ def test_the_check_for_room_reads_no_waiting_request() -> None:
             return "m"
 
     async def scenario(inference: Inference, _: HeldPool) -> None:
-        waiting = inference.fleet.submit("m", [0.0] * 7)
+        waiting = submit(inference.fleet, "m", [0.0] * 7)
         await settle()
         inference.fleet.first._batcher.set_kinds(lambda _: Watched("m"))
         reads_before = reads

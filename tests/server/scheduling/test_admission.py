@@ -12,20 +12,20 @@ from server.errors import ExpiredError, QueueFullError, TooLateError
 from server.scheduling.admission import Lateness, Limits
 from server.scheduling.calls import Sample
 from server.scheduling.dispatcher import Dispatcher
-from tests.support.fakes import STEPS, FakeExecutor, chosen, run_scenario
+from tests.support.fakes import STEPS, FakeExecutor, chosen, run_scenario, submit
 
 
 def test_capacity_counts_waiting_requests_and_a_call_is_admitted_whole_or_not_at_all() -> None:
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
-        running = dispatcher.submit("m", [0.0])
+        running = submit(dispatcher, "m", [0.0])
         await asyncio.sleep(0.001)  # in service: it does not count
-        waiting = dispatcher.submit("m", [1.0, 2.0, 3.0])
+        waiting = submit(dispatcher, "m", [1.0, 2.0, 3.0])
         with pytest.raises(QueueFullError, match="3 of 4 places") as refusal:
-            dispatcher.submit("m", [4.0, 5.0])
+            submit(dispatcher, "m", [4.0, 5.0])
         assert refusal.value.retry_after is not None
         assert refusal.value.retry_after >= 1
         assert dispatcher.queue.length("m") == 3
-        await asyncio.gather(running, waiting, dispatcher.submit("m", [6.0]))
+        await asyncio.gather(running, waiting, submit(dispatcher, "m", [6.0]))
 
     run_scenario(scenario, chosen(greedy(8)), limits=Limits(4))
 
@@ -33,15 +33,15 @@ def test_capacity_counts_waiting_requests_and_a_call_is_admitted_whole_or_not_at
 def test_a_call_whose_answer_would_be_late_is_rejected_at_once() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         with pytest.raises(TooLateError, match="about 11 ms, but 11 ms are left of the timeout"):
-            dispatcher.submit("m", [0.0], 0.0112)  # 5 per cent of it are kept for the network
-        running = dispatcher.submit("m", [0.0], 0.012)
+            submit(dispatcher, "m", [0.0], 0.0112)  # 5 per cent of it are kept for the network
+        running = submit(dispatcher, "m", [0.0], 0.012)
         await asyncio.sleep(0.001)  # 10 ms of service are left
-        waiting = dispatcher.submit("m", [float(n) for n in range(10)])  # 18 ms for eight, 12 for two
+        waiting = submit(dispatcher, "m", [float(n) for n in range(10)])  # 18 ms for eight, 12 for two
         with pytest.raises(TooLateError, match="about 41 ms") as refused:
-            dispatcher.submit("m", [1.0], 0.043)
+            submit(dispatcher, "m", [1.0], 0.043)
         assert refused.value.retry_after == 1
         assert dispatcher.queue.length("m") == 10
-        in_time = dispatcher.submit("m", [1.0], 0.044)
+        in_time = submit(dispatcher, "m", [1.0], 0.044)
         await asyncio.gather(running, waiting, in_time)
         assert asyncio.get_running_loop().time() == pytest.approx(0.042)
 
@@ -50,11 +50,11 @@ def test_a_call_whose_answer_would_be_late_is_rejected_at_once() -> None:
 
 def test_the_retry_time_of_a_full_queue_is_its_backlog() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
-        running = dispatcher.submit("m", [0.0])
+        running = submit(dispatcher, "m", [0.0])
         await asyncio.sleep(0.001)
-        waiting = dispatcher.submit("m", [float(n) for n in range(1000)])
+        waiting = submit(dispatcher, "m", [float(n) for n in range(1000)])
         with pytest.raises(QueueFullError, match="retry in 3 s"):  # 125 batches of 18 ms
-            dispatcher.submit("m", [1.0])
+            submit(dispatcher, "m", [1.0])
         await asyncio.gather(running, waiting)
 
     run_scenario(scenario, chosen(greedy(8)), limits=Limits(1000))
@@ -64,10 +64,10 @@ def test_a_request_that_can_no_longer_be_on_time_is_dropped_before_the_launch() 
     slow = FakeExecutor(replace(STEPS, service_times=(0.1,) * 8))  # 11 to 18 ms by the profile
 
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
-        running = dispatcher.submit("m", [0.0])
+        running = submit(dispatcher, "m", [0.0])
         await asyncio.sleep(0.001)
-        late = dispatcher.submit("m", [1.0], 0.105)  # 6 ms are left when the device is free: too few for any batch
-        stays = dispatcher.submit("m", [2.0])
+        late = submit(dispatcher, "m", [1.0], 0.105)  # 6 ms are left when the device is free: too few for any batch
+        stays = submit(dispatcher, "m", [2.0])
         with pytest.raises(ExpiredError, match="after 99 ms the timeout would pass before an answer"):
             await late
         await asyncio.gather(running, stays)
@@ -78,10 +78,10 @@ def test_a_request_that_can_no_longer_be_on_time_is_dropped_before_the_launch() 
 
 def test_a_request_that_the_policys_own_batch_serves_in_time_is_not_dropped() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
-        running = dispatcher.submit("m", [0.0])
+        running = submit(dispatcher, "m", [0.0])
         await asyncio.sleep(0.001)
-        urgent = dispatcher.submit("m", [1.0], 0.023)  # 13 ms are left when the device is free: 11 are needed alone
-        others = [dispatcher.submit("m", [float(n)]) for n in range(8)]
+        urgent = submit(dispatcher, "m", [1.0], 0.023)  # 13 ms are left when the device is free: 11 are needed alone
+        others = [submit(dispatcher, "m", [float(n)]) for n in range(8)]
         assert (await urgent)[0].batch_size == 1
         await asyncio.gather(running, *others)
 
@@ -93,19 +93,19 @@ def test_late_answers_under_a_backlog_raise_the_margin_which_decays_without_obse
 
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         async def backlog() -> list["asyncio.Future[list[Sample]]"]:
-            calls = [dispatcher.submit("m", [float(n)], 2.0) for n in range(80)]
+            calls = [submit(dispatcher, "m", [float(n)], 2.0) for n in range(80)]
             await asyncio.sleep(0.001)
             return calls
 
         await asyncio.gather(*await backlog())  # the last after 1 s, 180 ms by the profile
         calls = await backlog()
         with pytest.raises(TooLateError, match="about 1"):
-            dispatcher.submit("m", [0.0], 0.9)
+            submit(dispatcher, "m", [0.0], 0.9)
         await asyncio.gather(*calls)
-        dispatcher.submit("m", [0.0], 0.05).cancel()  # without a backlog the margin does not apply
+        submit(dispatcher, "m", [0.0], 0.05).cancel()  # without a backlog the margin does not apply
         await asyncio.sleep(60)
         calls = await backlog()
-        await asyncio.gather(*calls, dispatcher.submit("m", [0.0], 1.9))
+        await asyncio.gather(*calls, submit(dispatcher, "m", [0.0], 1.9))
 
     run_scenario(scenario, chosen(greedy(8)), slow)
 
@@ -114,7 +114,7 @@ def test_a_policy_that_waits_on_purpose_does_not_raise_the_margin() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         for _ in range(5):
             with pytest.raises(ExpiredError):
-                await dispatcher.submit("m", [0.0], 0.5)
+                await submit(dispatcher, "m", [0.0], 0.5)
         assert executor.log == []
 
     run_scenario(scenario, chosen(static(8)))

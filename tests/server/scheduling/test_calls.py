@@ -5,7 +5,7 @@ from itertools import count
 import pytest
 
 from policies.rules.control_limit import greedy
-from server.scheduling.calls import InferenceCall
+from server.scheduling.calls import InferenceCall, Sample
 from tests.support.fakes import chosen
 from tests.support.virtual_clock import virtual_loop
 
@@ -25,7 +25,7 @@ def test_a_lost_device_counts_only_for_samples_that_were_in_service(
     started: tuple[bool, bool], answered: tuple[bool, bool], losses: int
 ) -> None:
     loop = virtual_loop()
-    call = InferenceCall(loop.create_future(), "m", [1.0, 2.0], (), arrival=0.0, expires=9.0, earliest=1.0)
+    call = InferenceCall(loop.create_future(), "m", [Sample(1.0), Sample(2.0)], arrival=0.0, expires=9.0, earliest=1.0)
     requests = call.make_requests(chosen(greedy(8))["m"], count())
     for index, request in enumerate(requests):
         if started[index]:

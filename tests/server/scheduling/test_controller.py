@@ -24,7 +24,7 @@ from server.errors import OutOfMemoryError
 from server.scheduling.controller import Controller
 from server.scheduling.dispatcher import Dispatcher
 from server.telemetry.metrics import Metrics
-from tests.support.fakes import UNLIMITED, FakeExecutor, chosen, run_scenario
+from tests.support.fakes import UNLIMITED, FakeExecutor, chosen, run_scenario, submit
 from tests.support.virtual_clock import virtual_loop
 
 P4 = load_profile("googlenet-tesla-p4-x10")
@@ -146,7 +146,7 @@ def serve(
         async def call(number: int) -> None:
             began = loop.time()
             length = lengths[number % len(lengths)] if lengths else 0.0
-            await dispatcher.submit("m", [length], lengths=[length] if lengths else ())
+            await submit(dispatcher, "m", [length], lengths=[length] if lengths else ())
             await asyncio.sleep(overhead)
             response = loop.time() - began
             responses.append(response)
@@ -262,9 +262,9 @@ def test_a_margin_is_kept_when_an_operator_sets_the_policy_and_when_the_memory_i
         )
         dispatcher.policies.set("m", solved)
         if adapted:
-            await dispatcher.submit("m", [0.0])
+            await submit(dispatcher, "m", [0.0])
         executor.fault = at_most(4)
-        await dispatcher.submit("m", [float(n) for n in range(8)])
+        await submit(dispatcher, "m", [float(n) for n in range(8)])
         await asyncio.sleep(1.0)
         monitored = controller._state("m")
         assert isinstance(monitored.objective, AgeMargin)
@@ -307,10 +307,10 @@ def test_a_policy_set_since_the_last_batch_is_the_one_solved_for_the_reduced_bat
             controller.served,
             controller.batch_size_reduced,
         )
-        await dispatcher.submit("m", [0.0])
+        await submit(dispatcher, "m", [0.0])
         dispatcher.policies.set("m", choose("timeout:1", P4))
         executor.fault = at_most(12)
-        await dispatcher.submit("m", [float(n) for n in range(20)])
+        await submit(dispatcher, "m", [float(n) for n in range(20)])
         await asyncio.sleep(1.0)
         assert dispatcher.chosen["m"].spec == "timeout:1"
         assert dispatcher.chosen["m"].profile.max_batch_size == 10
@@ -380,7 +380,7 @@ def test_recovered_batches_are_no_drift_of_energies() -> None:
         task, answers = asyncio.ensure_future(dispatcher.run()), []
         for index, instant in enumerate(instants):
             await asyncio.sleep(instant - loop.time())
-            answers.append(dispatcher.submit("m", [-1.0 if index % 100 == 0 else 1.0]))  # in about one batch of ten
+            answers.append(submit(dispatcher, "m", [-1.0 if index % 100 == 0 else 1.0]))  # in about one batch of ten
         await dispatcher.drain()
         results = await asyncio.gather(*answers, return_exceptions=True)
         task.cancel()
@@ -408,7 +408,7 @@ def test_recovered_batches_are_reported() -> None:
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
         dispatcher.accounting.on_served = lambda model, size, service, longest: reported.append(size)
-        await asyncio.gather(*(dispatcher.submit("m", [x]) for x in (1.0, 1.0, -1.0, 1.0)), return_exceptions=True)
+        await asyncio.gather(*(submit(dispatcher, "m", [x]) for x in (1.0, 1.0, -1.0, 1.0)), return_exceptions=True)
         await asyncio.sleep(1.0)
 
     run_scenario(scenario, {"m": choose("static:4", P4)}, executor)
@@ -457,7 +457,7 @@ def test_larger_batches_are_tried_again_with_exponential_backoff(caplog: pytest.
         )
 
         async def burst() -> int:
-            answers = await dispatcher.submit("m", [1.0] * 64)
+            answers = await submit(dispatcher, "m", [1.0] * 64)
             assert len(answers) == 64
             return max(answer.batch_size for answer in answers)
 
@@ -501,7 +501,7 @@ def test_larger_batches_of_a_model_that_was_replaced_are_not_tried() -> None:
             controller.batch_size_reduced,
         )
         executor.fault = at_most(12)
-        await dispatcher.submit("m", [1.0] * 20)
+        await submit(dispatcher, "m", [1.0] * 20)
         await asyncio.sleep(1.0)
         small = choose("smdp:w2=0", P4.truncated(4))
         dispatcher.policies.switch("m", "m#2", small)
@@ -520,7 +520,7 @@ def test_a_policy_set_while_another_one_is_solved_stays() -> None:
         controller = Controller(dispatcher, Metrics(), executor.meter, solving)
         dispatcher.policies.on_batch_size_reduced = controller.batch_size_reduced
         executor.fault = at_most(12)
-        await dispatcher.submit("m", [1.0] * 20)
+        await submit(dispatcher, "m", [1.0] * 20)
         assert len(solving.jobs) == 1
         dispatcher.policies.set("m", choose("timeout:1", dispatcher.chosen["m"].profile))
         solving.run()
@@ -551,7 +551,7 @@ def test_batches_that_a_standby_launch_follows_count_with_the_time_to_it() -> No
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         executor.handover = 0.002
         dispatcher.accounting.on_served = lambda model, size, seconds, longest: times.append(seconds)
-        await asyncio.gather(*(dispatcher.submit("m", [float(n)]) for n in range(3)))
+        await asyncio.gather(*(submit(dispatcher, "m", [float(n)]) for n in range(3)))
         await asyncio.sleep(0.1)
 
     run_scenario(scenario, chosen(greedy(1)))

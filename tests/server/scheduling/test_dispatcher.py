@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.planning.simulation import SimulatedDevice
 from policies.catalog import CATALOG, choose
+from policies.planning.simulation import SimulatedDevice
 from policies.profile import load_profile
 from policies.queue.arrivals import poisson
 from policies.queue.batcher import Batcher
@@ -26,7 +26,7 @@ from server.errors import (
 from server.scheduling.calls import Sample
 from server.scheduling.dispatcher import Dispatcher
 from server.telemetry.metrics import Metrics
-from tests.support.fakes import STEPS, FakeExecutor, chosen, run_scenario
+from tests.support.fakes import STEPS, FakeExecutor, chosen, run_scenario, submit
 from tests.support.virtual_clock import virtual_loop
 
 
@@ -48,7 +48,7 @@ def test_simulator_and_dispatcher_launch_the_same_batches_at_the_same_times(
         calls = []
         for n, instant in enumerate(instants):
             await asyncio.sleep(instant - asyncio.get_running_loop().time())
-            calls.append(dispatcher.submit("m", [n]))
+            calls.append(submit(dispatcher, "m", [n]))
         await dispatcher.drain()
         await asyncio.gather(*calls)
         return executor.log
@@ -77,9 +77,9 @@ def test_simulator_and_dispatcher_launch_the_same_batches_at_the_same_times(
 
 def test_an_answer_has_batch_size_times_and_energy() -> None:
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> list[Sample]:
-        first = dispatcher.submit("m", [10.0])
+        first = submit(dispatcher, "m", [10.0])
         await asyncio.sleep(0.002)
-        second = dispatcher.submit("m", [20.0, 30.0])
+        second = submit(dispatcher, "m", [20.0, 30.0])
         return [*await first, *await second]
 
     answers = run_scenario(scenario, chosen(greedy(8)))
@@ -92,7 +92,7 @@ def test_an_answer_has_batch_size_times_and_energy() -> None:
 
 def test_one_call_with_many_samples_may_be_served_in_different_batches_and_is_answered_together() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> list[float]:
-        answers = await dispatcher.submit("m", [float(n) for n in range(5)])
+        answers = await submit(dispatcher, "m", [float(n) for n in range(5)])
         assert [len(entry[2]) for entry in executor.log] == [2, 2, 1]
         return [float(a.output) for a in answers]
 
@@ -101,9 +101,9 @@ def test_one_call_with_many_samples_may_be_served_in_different_batches_and_is_an
 
 def test_requests_expire_while_the_device_is_busy_and_are_never_run() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
-        running = dispatcher.submit("m", [0.0])
+        running = submit(dispatcher, "m", [0.0])
         await asyncio.sleep(0.001)
-        late = dispatcher.submit("m", [1.0], 0.03)
+        late = submit(dispatcher, "m", [1.0], 0.03)
         with pytest.raises(ExpiredError, match="30 ms"):
             await late
         assert asyncio.get_running_loop().time() == pytest.approx(0.031)
@@ -118,9 +118,9 @@ def test_requests_expire_while_the_device_is_busy_and_are_never_run() -> None:
 
 def test_a_cancelled_call_leaves_the_queue_at_once() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
-        running = dispatcher.submit("m", [0.0])
+        running = submit(dispatcher, "m", [0.0])
         await asyncio.sleep(0.001)
-        gone, stays = dispatcher.submit("m", [1.0, 2.0]), dispatcher.submit("m", [3.0])
+        gone, stays = submit(dispatcher, "m", [1.0, 2.0]), submit(dispatcher, "m", [3.0])
         gone.cancel()
         await asyncio.sleep(0)
         assert dispatcher.queue.length("m") == 1
@@ -133,7 +133,7 @@ def test_a_cancelled_call_leaves_the_queue_at_once() -> None:
 
 def test_a_call_cancelled_in_service_does_not_affect_the_others_in_its_batch() -> None:
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> list[Sample]:
-        gone, stays = dispatcher.submit("m", [1.0]), dispatcher.submit("m", [2.0])
+        gone, stays = submit(dispatcher, "m", [1.0]), submit(dispatcher, "m", [2.0])
         await asyncio.sleep(0.001)
         gone.cancel()
         return await stays
@@ -160,10 +160,10 @@ class FailingExecutor:
 def test_a_broken_loop_fails_all_calls_rejects_new_ones_and_does_not_block_a_drain() -> None:
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
         with pytest.raises(ExecutionError, match="the dispatcher failed"):
-            await dispatcher.submit("m", [1.0])
+            await submit(dispatcher, "m", [1.0])
         assert not dispatcher.ready
         with pytest.raises(DrainingError):
-            dispatcher.submit("m", [2.0])
+            submit(dispatcher, "m", [2.0])
         await dispatcher.drain()
 
     run_scenario(scenario, chosen(greedy(8)), FailingExecutor())  # type: ignore[arg-type]
@@ -173,7 +173,7 @@ def test_a_swap_keeps_the_measured_rate() -> None:
     first, second = (choose("greedy", STEPS), choose("rate-matching", STEPS))
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> tuple[float, float]:
-        await dispatcher.submit("m", [1.0, 2.0])
+        await submit(dispatcher, "m", [1.0, 2.0])
         before = dispatcher.queue.arrival_rate("m")
         dispatcher.policies.set("m", second)
         return before, dispatcher.queue.arrival_rate("m")
@@ -184,7 +184,7 @@ def test_a_swap_keeps_the_measured_rate() -> None:
 
 def test_long_after_the_last_arrival_the_rate_is_0() -> None:
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> tuple[float, float]:
-        await dispatcher.submit("m", [1.0, 2.0])
+        await submit(dispatcher, "m", [1.0, 2.0])
         before = dispatcher.queue.arrival_rate("m")
         await asyncio.sleep(60.0)
         return before, dispatcher.queue.arrival_rate("m")
@@ -202,12 +202,12 @@ class EmptyLaunch:
 @pytest.mark.parametrize("policy", [Broken(), EmptyLaunch()])
 def test_a_broken_policy_is_replaced_by_greedy_service_until_another_one_is_set(policy: Policy) -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
-        await dispatcher.submit("m", [1.0])
+        await submit(dispatcher, "m", [1.0])
         dispatcher.policies.set("m", chosen(static(2))["m"])
-        first = dispatcher.submit("m", [2.0])
+        first = submit(dispatcher, "m", [2.0])
         await asyncio.sleep(5)
         assert not first.done()
-        await asyncio.gather(first, dispatcher.submit("m", [3.0]))
+        await asyncio.gather(first, submit(dispatcher, "m", [3.0]))
         assert executor.log[-1][2] == [2.0, 3.0]
 
     run_scenario(scenario, chosen(policy))
@@ -215,11 +215,11 @@ def test_a_broken_policy_is_replaced_by_greedy_service_until_another_one_is_set(
 
 def test_draining_serves_all_accepted_calls_without_waiting_and_rejects_new_ones() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
-        calls = [dispatcher.submit("m", [float(n)]) for n in range(3)]
+        calls = [submit(dispatcher, "m", [float(n)]) for n in range(3)]
         draining = asyncio.ensure_future(dispatcher.drain())
         await asyncio.sleep(0)
         with pytest.raises(DrainingError):
-            dispatcher.submit("m", [9.0])
+            submit(dispatcher, "m", [9.0])
         dispatcher.policies.set("m", chosen(static(8))["m"])  # a swap must not stop the draining
         await draining
         assert all(call.done() for call in calls)
@@ -230,7 +230,7 @@ def test_draining_serves_all_accepted_calls_without_waiting_and_rejects_new_ones
 
 def test_a_swapped_policy_decides_from_the_next_epoch_on_and_queued_requests_stay() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
-        waiting = dispatcher.submit("m", [1.0])
+        waiting = submit(dispatcher, "m", [1.0])
         await asyncio.sleep(5)
         dispatcher.policies.set("m", chosen(greedy(8))["m"])
         await waiting
@@ -241,10 +241,10 @@ def test_a_swapped_policy_decides_from_the_next_epoch_on_and_queued_requests_sta
 
 def test_models_of_one_device_have_separate_policies() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
-        a, b = dispatcher.submit("a", [1.0]), dispatcher.submit("b", [2.0])
+        a, b = submit(dispatcher, "a", [1.0]), submit(dispatcher, "b", [2.0])
         await a
         assert [entry[2] for entry in executor.log] == [[1.0]]
-        await asyncio.gather(b, dispatcher.submit("b", [3.0]))
+        await asyncio.gather(b, submit(dispatcher, "b", [3.0]))
         assert executor.log[-1][2] == [2.0, 3.0]
 
     run_scenario(scenario, {"a": chosen(greedy(8))["m"], "b": chosen(static(2))["m"]})
@@ -255,7 +255,7 @@ def test_the_slowdown_by_other_models_is_that_of_their_measured_rates() -> None:
         assert dispatcher.queue.slowdown("a") == dispatcher.queue.slowdown("b") == 1.0
         for _ in range(200):
             for model in ("a", "b"):
-                dispatcher.submit(model, [1.0])
+                submit(dispatcher, model, [1.0])
             await asyncio.sleep(0.01)
         load = dispatcher.queue.arrival_rate("b") / STEPS.capacity
         assert load > 0.05, "of one request each 10 ms"
@@ -267,7 +267,7 @@ def test_the_slowdown_by_other_models_is_that_of_their_measured_rates() -> None:
 
 def test_a_deadline_is_missed_not_enforced() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
-        await dispatcher.submit("m", [1.0, 2.0])
+        await submit(dispatcher, "m", [1.0, 2.0])
         assert [inputs for _, _, inputs in executor.log] == [[1.0], [2.0]]
 
     run_scenario(scenario, chosen(serial(), slo=0.012))
@@ -280,10 +280,10 @@ def test_the_idle_gap_counts_only_between_batches_while_requests_wait() -> None:
     async def main() -> None:
         dispatcher = Dispatcher(FakeExecutor(), chosen(timeout(2, 0.1)), metrics, loop.time)
         task = asyncio.ensure_future(dispatcher.run())
-        await dispatcher.submit("m", [1.0, 2.0, 3.0, 4.0])  # two batches at once: one gap
+        await submit(dispatcher, "m", [1.0, 2.0, 3.0, 4.0])  # two batches at once: one gap
         await asyncio.sleep(1.0)
-        await dispatcher.submit("m", [5.0])  # after an idle period: none
-        await dispatcher.submit("m", [5.0])  # the policy waited: none
+        await submit(dispatcher, "m", [5.0])  # after an idle period: none
+        await submit(dispatcher, "m", [5.0])  # the policy waited: none
         task.cancel()
 
     loop.run_until_complete(main())
@@ -296,7 +296,7 @@ def test_the_idle_gap_counts_only_between_batches_while_requests_wait() -> None:
 def test_a_request_after_a_long_idle_period_is_served_at_once() -> None:
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> float:
         await asyncio.sleep(3600)
-        (answer,) = await dispatcher.submit("m", [1.0], inf)
+        (answer,) = await submit(dispatcher, "m", [1.0], inf)
         return answer.waiting
 
     assert run_scenario(scenario, chosen(greedy(STEPS.max_batch_size))) == 0.0
@@ -311,9 +311,9 @@ def test_a_failing_controller_loses_no_request_and_is_not_called_again(caplog: p
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> list[list[Sample]]:
         dispatcher.accounting.on_served = broken
-        first = await dispatcher.submit("m", [1.0])
+        first = await submit(dispatcher, "m", [1.0])
         await asyncio.sleep(0)
-        return [first, await dispatcher.submit("m", [2.0])]
+        return [first, await submit(dispatcher, "m", [2.0])]
 
     answers = run_scenario(scenario, chosen(greedy(8)))
     assert [answer.output for call in answers for answer in call] == [1.0, 2.0]

@@ -16,7 +16,7 @@ from server.errors import ServerError, TooLateError, UnavailableError
 from server.scheduling.admission import Limits
 from server.scheduling.dispatcher import Dispatcher
 from tests.server.api.test_inference import settle
-from tests.support.fakes import FakeExecutor, run_scenario
+from tests.support.fakes import FakeExecutor, run_scenario, submit
 
 # a batch takes 1 ms for each unit of its longest sample; the service time without a length is that of 50 units
 PROFILE = Profile("lines", (0.050,) * 4, lengths=(1, 100), length_service_times=((0.001, 0.100),) * 4)
@@ -45,7 +45,7 @@ def launched(executor: FakeExecutor) -> list[list[int]]:
 def test_samples_of_different_bins_share_no_batch() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         lengths = [4, 40, 50, 5]
-        answers = await dispatcher.submit("m", lengths, lengths=lengths)
+        answers = await submit(dispatcher, "m", lengths, lengths=lengths)
         assert launched(executor) == [[40, 50], [4, 5]], "the batch that was formed first is served first"
         assert [answer.output for answer in answers] == lengths
 
@@ -54,11 +54,11 @@ def test_samples_of_different_bins_share_no_batch() -> None:
 
 def test_waiting_requests_get_the_bins_of_a_new_policy() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
-        calls = [dispatcher.submit("m", [4, 40, 5], lengths=[4, 40, 5])]
+        calls = [submit(dispatcher, "m", [4, 40, 5], lengths=[4, 40, 5])]
         await settle()
         dispatcher.policies.set("m", two_bins())
         await settle()
-        calls.append(dispatcher.submit("m", [50, 6, 60], lengths=[50, 6, 60]))
+        calls.append(submit(dispatcher, "m", [50, 6, 60], lengths=[50, 6, 60]))
         await asyncio.sleep(1.0)
         assert launched(executor) == [[4, 5], [40, 50]], "6 and 60 wait for another request of their bin"
         dispatcher.policies.set("m", choose("greedy", PROFILE))
@@ -72,7 +72,7 @@ def test_waiting_requests_get_the_sizes_of_a_new_profile() -> None:
     slower = replace(PROFILE, length_service_times=((0.002, 0.200),) * 4)
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
-        call = dispatcher.submit("m", [40], lengths=[40])
+        call = submit(dispatcher, "m", [40], lengths=[40])
         await settle()
         dispatcher.policies.set("m", choose("static:4,max_wait_ms=inf", slower))
         (request,) = dispatcher._batcher.state(0.0).waiting
@@ -84,9 +84,9 @@ def test_waiting_requests_get_the_sizes_of_a_new_profile() -> None:
 
 def test_a_request_is_rejected_only_if_the_least_length_takes_longer_than_its_time_out() -> None:
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
-        assert len(await dispatcher.submit("m", [3], timeout=0.010)) == 1, "though a middle length takes 50 ms"
+        assert len(await submit(dispatcher, "m", [3], timeout=0.010)) == 1, "though a middle length takes 50 ms"
         with pytest.raises(TooLateError):
-            await dispatcher.submit("m", [1], timeout=0.0009)
+            await submit(dispatcher, "m", [1], timeout=0.0009)
 
     run_scenario(scenario, {"m": choose("greedy", PROFILE)}, Padding())
 
@@ -98,7 +98,7 @@ def test_the_batch_timeout_is_twenty_times_the_service_time_of_the_greatest_leng
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
         with pytest.raises(UnavailableError):
-            await dispatcher.submit("m", [4, 2])
+            await submit(dispatcher, "m", [4, 2])
         assert asyncio.get_running_loop().time() == pytest.approx(20 * 0.100)
 
     run_scenario(scenario, {"m": choose("greedy", PROFILE)}, Hung(), Limits(batch_timeout=0.0))
@@ -111,7 +111,7 @@ def goodput(spec: str, profile: Profile, executor: FakeExecutor, sample: Callabl
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> int:
         async def ask(length: int) -> bool:
             try:
-                await dispatcher.submit("m", [sample(length)], 0.5, [length])
+                await submit(dispatcher, "m", [sample(length)], 0.5, [length])
             except ServerError:
                 return False
             return True
@@ -139,7 +139,7 @@ def test_each_request_is_counted_once_however_the_lengths_are_batched(spec: str)
         rng = np.random.default_rng(1)
         calls = []
         for length in rng.integers(1, 30, 100).tolist():
-            calls.append(dispatcher.submit("m", [length], lengths=[length]))
+            calls.append(submit(dispatcher, "m", [length], lengths=[length]))
             await asyncio.sleep(0.006)
         await asyncio.gather(*calls)
         await settle()

@@ -29,7 +29,7 @@ from server.scheduling.calls import InferenceCall, Sample
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
 from server.telemetry.metrics import Metrics
-from tests.support.fakes import STEPS, UNLIMITED, FakeExecutor, chosen
+from tests.support.fakes import STEPS, UNLIMITED, FakeExecutor, chosen, submit
 from tests.support.virtual_clock import virtual_loop
 
 SLOW = replace(STEPS, name="slow", service_times=tuple(2.0 * t for t in STEPS.service_times))
@@ -80,11 +80,11 @@ def served(executor: FakeExecutor) -> list[Any]:
 
 def test_a_call_goes_whole_to_the_device_with_the_least_expected_response_time() -> None:
     async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
-        one = fleet.submit("m", [1.0])  # 11 ms on the first, 22 on the second
+        one = submit(fleet, "m", [1.0])  # 11 ms on the first, 22 on the second
         await asyncio.sleep(0.001)
-        two = fleet.submit("m", [2.0, 3.0])  # 10 + 12 on the first, 24 on the second
-        three = fleet.submit("m", [4.0] * 5)  # 10 + 17 on the first, 30 on the second
-        four = fleet.submit("m", [5.0] * 4)  # 10 + 18 + 13 on the first, 28 on the second
+        two = submit(fleet, "m", [2.0, 3.0])  # 10 + 12 on the first, 24 on the second
+        three = submit(fleet, "m", [4.0] * 5)  # 10 + 17 on the first, 30 on the second
+        four = submit(fleet, "m", [5.0] * 4)  # 10 + 18 + 13 on the first, 28 on the second
         answers = [*await one, *await two, *await three, *await four]
         assert [served(executor) for executor in executors] == [[1.0, 2.0, 3.0, *[4.0] * 5], [5.0] * 4]
         assert [answer.device for answer in answers] == ["device 0"] * 8 + ["device 1"] * 4
@@ -100,7 +100,7 @@ def test_each_device_measures_and_uses_its_own_share_of_the_arrival_rate() -> No
         rate = 0.6 * fleet.capacity("m")
         for instant in poisson(rate, 6.0, np.random.default_rng(1)).tolist():
             await asyncio.sleep(instant - loop.time())
-            calls.append(fleet.submit("m", [0.0]))
+            calls.append(submit(fleet, "m", [0.0]))
         shares = [dispatcher.queue.arrival_rate("m") for dispatcher in fleet.dispatchers]
         assert min(shares) > 0.0
         assert sum(shares) == pytest.approx(fleet.arrival_rate("m"))
@@ -116,8 +116,8 @@ def test_each_device_measures_and_uses_its_own_share_of_the_arrival_rate() -> No
 def test_calls_of_a_lost_device_are_answered_by_the_others_and_their_time_outs_still_hold() -> None:
     async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
         lose(executors[0])
-        calls = [fleet.submit("m", [float(n)]) for n in range(30)]
-        urgent = fleet.submit("m", [99.0], 0.08)
+        calls = [submit(fleet, "m", [float(n)]) for n in range(30)]
+        urgent = submit(fleet, "m", [99.0], 0.08)
         before = [dispatcher.open_calls for dispatcher in fleet.dispatchers]
         assert min(before) > 0
         answers = [(await call)[0] for call in calls]
@@ -139,9 +139,9 @@ def test_calls_of_a_lost_device_are_answered_by_the_others_and_their_time_outs_s
 def test_requests_of_a_lost_device_keep_their_place_by_arrival_and_their_maximum_wait() -> None:
     async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
         lose(executors[0])
-        old = fleet.submit("m", [1.0])
+        old = submit(fleet, "m", [1.0])
         await asyncio.sleep(0.9)
-        young = fleet.submit("m", [2.0])
+        young = submit(fleet, "m", [2.0])
         assert [dispatcher.open_calls for dispatcher in fleet.dispatchers] == [1, 1]
         fleet.set_serving(0, False)  # it launches, and is lost
         answers = [(await call)[0] for call in (old, young)]
@@ -157,7 +157,7 @@ def test_calls_of_a_dispatcher_that_fails_by_a_bug_move_too() -> None:
             raise ZeroDivisionError
 
         executors[0].run = bug  # type: ignore[method-assign]
-        calls = [fleet.submit("m", [float(n)]) for n in range(4)]
+        calls = [submit(fleet, "m", [float(n)]) for n in range(4)]
         return [(await call)[0].device for call in calls]
 
     assert run_scenario(scenario, STEPS, SLOW) == ["device 1"] * 4
@@ -166,15 +166,15 @@ def test_calls_of_a_dispatcher_that_fails_by_a_bug_move_too() -> None:
 def test_when_the_last_device_is_lost_the_fleet_is_broken() -> None:
     async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
         lose(executors[0])
-        first = fleet.submit("m", [1.0])
+        first = submit(fleet, "m", [1.0])
         await first
         lose(executors[1])
-        second = fleet.submit("m", [2.0])
+        second = submit(fleet, "m", [2.0])
         with pytest.raises(UnavailableError):
             await second
         assert (fleet.alive, fleet.ready, fleet.broken.is_set()) == (False, False, True)
         with pytest.raises(DrainingError):
-            fleet.submit("m", [3.0])
+            submit(fleet, "m", [3.0])
 
     run_scenario(scenario, STEPS, SLOW)
 
@@ -188,9 +188,9 @@ def test_a_call_that_breaks_devices_fails_before_all_are_lost() -> None:
 
         for executor in executors:
             executor.fault = poisoned
-        bad = fleet.submit("m", [666.0])
+        bad = submit(fleet, "m", [666.0])
         await asyncio.sleep(0.001)
-        waiting = [fleet.submit("m", [float(n)]) for n in range(6)]
+        waiting = [submit(fleet, "m", [float(n)]) for n in range(6)]
         with pytest.raises(UnavailableError):
             await bad
         assert [float((await call)[0].output) for call in waiting] == [float(n) for n in range(6)]
@@ -201,18 +201,18 @@ def test_a_call_that_breaks_devices_fails_before_all_are_lost() -> None:
 
 def test_a_retired_device_serves_its_calls_at_once_and_can_be_resumed() -> None:
     async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
-        waiting = fleet.submit("m", [1.0])  # waits for seven more
+        waiting = submit(fleet, "m", [1.0])  # waits for seven more
         await asyncio.sleep(1.0)
         assert not waiting.done()
         fleet.set_serving(0, False)
         assert (await waiting)[0].device == "device 0"
-        retired = [fleet.submit("m", [float(n)]) for n in range(8)]
+        retired = [submit(fleet, "m", [float(n)]) for n in range(8)]
         assert {(await call)[0].device for call in retired} == {"device 1"}
         assert fleet.capacity("m") == SLOW.capacity
         with pytest.raises(BadInputError, match="device 1 is the last"):
             fleet.set_serving(1, False)
         fleet.set_serving(0, True)
-        resumed = [fleet.submit("m", [float(n)]) for n in range(8)]
+        resumed = [submit(fleet, "m", [float(n)]) for n in range(8)]
         await asyncio.sleep(1.0)
         assert {(await call)[0].device for call in resumed} == {"device 0"}, "it waits for eight requests again"
         assert [len(inputs) for _, _, inputs in executors[0].log] == [1, 8]
@@ -229,7 +229,7 @@ def test_retiring_fails_for_an_unknown_device_and_on_a_server_that_stops() -> No
         assert not fleet.ready
         with pytest.raises(DrainingError):
             fleet.set_serving(0, False)
-        assert float((await fleet.submit("m", [5.0]))[0].output) == 5.0, "calls are admitted until it drains"
+        assert float((await submit(fleet, "m", [5.0]))[0].output) == 5.0, "calls are admitted until it drains"
 
     run_scenario(scenario, STEPS, SLOW)
 
@@ -237,22 +237,22 @@ def test_retiring_fails_for_an_unknown_device_and_on_a_server_that_stops() -> No
 def test_calls_of_a_device_lost_during_a_drain_move_to_the_others() -> None:
     async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
         lose(executors[1])
-        calls = [fleet.submit("m", [float(n)]) for n in range(6)]
+        calls = [submit(fleet, "m", [float(n)]) for n in range(6)]
         await fleet.drain()
         assert [float(call.result()[0].output) for call in calls] == [float(n) for n in range(6)]
         with pytest.raises(DrainingError):
-            fleet.submit("m", [1.0])
+            submit(fleet, "m", [1.0])
 
     run_scenario(scenario, STEPS, SLOW)
 
 
 def test_the_capacity_counts_waiting_requests_of_all_devices() -> None:
     async def scenario(fleet: Fleet, _: list[FakeExecutor]) -> None:
-        running = [fleet.submit("m", [float(n)]) for n in range(2)]
+        running = [submit(fleet, "m", [float(n)]) for n in range(2)]
         await asyncio.sleep(0.001)
-        waiting = [fleet.submit("m", [float(n)]) for n in range(4)]
+        waiting = [submit(fleet, "m", [float(n)]) for n in range(4)]
         with pytest.raises(QueueFullError, match="4 of 4 places"):
-            fleet.submit("m", [9.0])
+            submit(fleet, "m", [9.0])
         with pytest.raises(QueueFullError, match="4 of 4 places"):
             fleet.check_room("m", 1)
         await asyncio.gather(*running, *waiting)
@@ -270,9 +270,9 @@ def test_samples_between_two_stages_start_again_on_another_device() -> None:
 
         for dispatcher in fleet.dispatchers:
             dispatcher.policies.set("m", choose("lazy:slo_ms=100", staged))
-        calls = [fleet.submit("m", [7.0])]
+        calls = [submit(fleet, "m", [7.0])]
         await asyncio.sleep(0.001)
-        calls += [fleet.submit("m", [float(n)]) for n in range(3)]
+        calls += [submit(fleet, "m", [float(n)]) for n in range(3)]
         executors[0].fault = first_stage
         assert [float((await call)[0].output) for call in calls] == [7.0, 0.0, 1.0, 2.0]
         assert not fleet.serves(fleet.dispatchers[0])
@@ -284,7 +284,7 @@ def test_a_retired_device_is_resumed_when_all_others_are_lost() -> None:
     async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
         fleet.set_serving(0, False)
         lose(executors[1])
-        answers = await asyncio.gather(*(fleet.submit("m", [float(n)]) for n in range(20)))
+        answers = await asyncio.gather(*(submit(fleet, "m", [float(n)]) for n in range(20)))
         assert [answer[0].device for answer in answers] == ["device 0"] * 20
         assert [float(answer[0].output) for answer in answers] == list(range(20))
         assert not fleet.broken.is_set()
@@ -293,7 +293,7 @@ def test_a_retired_device_is_resumed_when_all_others_are_lost() -> None:
         assert fleet.serves(fleet.dispatchers[0])
         lose(executors[0])
         with pytest.raises(UnavailableError):
-            await fleet.submit("m", [0.0])
+            await submit(fleet, "m", [0.0])
         assert fleet.broken.is_set()
 
     run_scenario(scenario, STEPS, SLOW)
@@ -302,7 +302,7 @@ def test_a_retired_device_is_resumed_when_all_others_are_lost() -> None:
 def test_a_retired_device_serves_the_calls_of_a_lost_one_during_a_drain() -> None:
     async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
         fleet.set_serving(0, False)
-        calls = [fleet.submit("m", [float(n)]) for n in range(20)]
+        calls = [submit(fleet, "m", [float(n)]) for n in range(20)]
         lose(executors[1])
         await fleet.drain()
         assert [float((await call)[0].output) for call in calls] == list(range(20))
@@ -316,15 +316,15 @@ def test_a_lost_device_counts_against_a_call_only_while_it_serves_it() -> None:
         for executor in executors[:3]:
             lose(executor)
         fleet.set_serving(3, False)
-        served = fleet.submit("m", [1.0])  # every device that runs it is lost
+        served = submit(fleet, "m", [1.0])  # every device that runs it is lost
         with pytest.raises(UnavailableError):
             await served
         await asyncio.sleep(1.0)
         assert sum(dispatcher.broken.is_set() for dispatcher in fleet.dispatchers) == 2, (
             "it is not run on a third device"
         )
-        running = fleet.submit("m", [2.0] * 8)
-        waiting = fleet.submit("m", [3.0] * 8)  # queued behind it
+        running = submit(fleet, "m", [2.0] * 8)
+        waiting = submit(fleet, "m", [3.0] * 8)  # queued behind it
         answers = await asyncio.gather(running, waiting)
         assert [call.losses for call in seen] == [2, 1, 0]
         assert {answer.device for answer in answers[1]} == {"device 3"}
@@ -351,7 +351,7 @@ def test_a_lost_device_counts_against_a_call_only_while_it_serves_it() -> None:
 
 def test_waiting_requests_are_counted_over_all_devices() -> None:
     async def scenario(fleet: Fleet, _: list[FakeExecutor]) -> None:
-        calls = [fleet.submit("m", [0.0] * 5) for _ in range(4)]
+        calls = [submit(fleet, "m", [0.0] * 5) for _ in range(4)]
         assert fleet.waiting == fleet.queue_length("m") == 20
         await asyncio.sleep(0.001)
         assert fleet.waiting == fleet.queue_length("m") == 4, "eight are in service on each"
@@ -393,7 +393,7 @@ def run_two_models(scenario: Callable[[Fleet, list[FakeExecutor]], Coroutine[Any
 
 def test_a_call_goes_only_to_devices_that_have_its_model() -> None:
     async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
-        calls = [fleet.submit("a", [1.0]) for _ in range(6)] + [fleet.submit("b", [2.0])]
+        calls = [submit(fleet, "a", [1.0]) for _ in range(6)] + [submit(fleet, "b", [2.0])]
         devices = [answers[0].device for answers in await asyncio.gather(*calls)]
         assert devices == ["device 0"] * 6 + ["device 1"]
         assert fleet.capacity("b") == pytest.approx(2 * fleet.capacity("a"))
@@ -410,7 +410,7 @@ def test_when_the_only_device_of_a_model_is_lost_the_other_models_are_served() -
     async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
         fleet.set_serving(1, False)
         lose(executors[0])
-        lost, moved = fleet.submit("a", [1.0]), fleet.submit("b", [2.0])
+        lost, moved = submit(fleet, "a", [1.0]), submit(fleet, "b", [2.0])
         with pytest.raises(UnavailableError):
             await lost
         assert (await moved)[0].device == "device 1", "the retired device is resumed"
@@ -418,6 +418,6 @@ def test_when_the_only_device_of_a_model_is_lost_the_other_models_are_served() -
         assert (fleet.is_ready("a"), fleet.is_ready("b"), fleet.ready) == (False, True, True)
         with pytest.raises(UnavailableError, match="no device of a works"):
             fleet.check_room("a", 1)
-        assert (await fleet.submit("b", [3.0]))[0].device == "device 1"
+        assert (await submit(fleet, "b", [3.0]))[0].device == "device 1"
 
     run_two_models(scenario)

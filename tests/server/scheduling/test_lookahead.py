@@ -28,7 +28,7 @@ from server.errors import BatchTimeoutError, ExecutionError, ExpiredError, Rejec
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.lookahead import Lookahead
 from server.telemetry.metrics import Metrics
-from tests.support.fakes import STEPS, FakeExecutor, chosen, run_scenario
+from tests.support.fakes import STEPS, FakeExecutor, chosen, run_scenario, submit
 
 STAGED = STEPS.in_stages(4)  # a batch of b takes 10 + b ms, in equal stages
 LAZY = {"m": choose("lazy:slo_ms=1000", STAGED)}
@@ -48,7 +48,7 @@ class RecordingExecutor(FakeExecutor):
 
 def test_a_batch_runs_all_stages_by_standby_launches() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> str:
-        answers = await dispatcher.submit("m", [1.0, 2.0])
+        answers = await submit(dispatcher, "m", [1.0, 2.0])
         assert [float(answer.output) for answer in answers] == [1.0, 2.0]
         return dispatcher._metrics.render().decode()
 
@@ -61,9 +61,9 @@ def test_a_batch_runs_all_stages_by_standby_launches() -> None:
 
 def test_after_an_arrival_the_policy_decides_at_the_end_of_the_stage() -> None:
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
-        first = dispatcher.submit("m", [1.0])
+        first = submit(dispatcher, "m", [1.0])
         await asyncio.sleep(0.004)  # in the second stage
-        await asyncio.gather(first, dispatcher.submit("m", [2.0]))
+        await asyncio.gather(first, submit(dispatcher, "m", [2.0]))
 
     executor = RecordingExecutor()
     run_scenario(scenario, LAZY, executor)
@@ -73,7 +73,7 @@ def test_after_an_arrival_the_policy_decides_at_the_end_of_the_stage() -> None:
 
 def test_a_cancelled_request_is_not_in_the_next_stage() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
-        gone, stays = dispatcher.submit("m", [1.0]), dispatcher.submit("m", [2.0])
+        gone, stays = submit(dispatcher, "m", [1.0]), submit(dispatcher, "m", [2.0])
         await asyncio.sleep(0.001)
         gone.cancel()
         assert float((await stays)[0].output) == 2.0
@@ -85,7 +85,7 @@ def test_a_cancelled_request_is_not_in_the_next_stage() -> None:
 
 def test_a_swapped_policy_decides_from_the_end_of_the_stage_on() -> None:
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
-        call = dispatcher.submit("m", [1.0])
+        call = submit(dispatcher, "m", [1.0])
         await asyncio.sleep(0.001)
         dispatcher.policies.set("m", choose("greedy", STAGED))
         await call
@@ -98,9 +98,9 @@ def test_a_swapped_policy_decides_from_the_end_of_the_stage_on() -> None:
 
 def test_near_a_time_out_the_policy_decides_after_each_stage_and_late_requests_are_dropped() -> None:
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
-        urgent = dispatcher.submit("m", [1.0], 0.0125)
+        urgent = submit(dispatcher, "m", [1.0], 0.0125)
         await asyncio.sleep(0.001)
-        second = dispatcher.submit("m", [2.0])
+        second = submit(dispatcher, "m", [2.0])
         with pytest.raises(ExpiredError, match="would pass"):  # both together would be complete after 14.5 ms
             await urgent
         assert float((await second)[0].output) == 2.0
@@ -124,7 +124,7 @@ def test_after_a_failed_stage_its_samples_are_retried_and_no_standby_launch_is_t
     executor.fault = fault
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
-        bad, good = dispatcher.submit("m", [1.0]), dispatcher.submit("m", [2.0])
+        bad, good = submit(dispatcher, "m", [1.0]), submit(dispatcher, "m", [2.0])
         with pytest.raises(ExecutionError, match="this input alone"):
             await bad
         assert float((await good)[0].output) == 2.0
@@ -144,7 +144,7 @@ class FailingLookahead(LazyBatching):
 
 def test_a_policy_that_fails_in_the_lookahead_is_replaced_at_the_end_of_the_stage() -> None:
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
-        assert float((await dispatcher.submit("m", [1.0]))[0].output) == 1.0
+        assert float((await submit(dispatcher, "m", [1.0]))[0].output) == 1.0
         assert dispatcher.chosen["m"].name == "greedy"
 
     broken: dict[str, ModelPolicy] = dict(chosen(FailingLookahead(STAGED), STAGED))
@@ -243,7 +243,7 @@ def test_a_function_that_was_queued_runs_before_a_standby_launch() -> None:
 
 def test_a_full_queue_is_served_without_the_loop() -> None:
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
-        await asyncio.gather(*(dispatcher.submit("m", [n]) for n in range(20)))
+        await asyncio.gather(*(submit(dispatcher, "m", [n]) for n in range(20)))
 
     executor = RecordingExecutor(STEPS)
     run_scenario(scenario, chosen(greedy(8)), executor)
@@ -254,20 +254,20 @@ def test_a_full_queue_is_served_without_the_loop() -> None:
 
 def test_a_standby_launch_follows_arrivals_cancellations_and_swaps() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
-        first = dispatcher.submit("m", [0])
+        first = submit(dispatcher, "m", [0])
         await asyncio.sleep(0.001)
-        gone, stays = dispatcher.submit("m", [1]), dispatcher.submit("m", [2])
+        gone, stays = submit(dispatcher, "m", [1]), submit(dispatcher, "m", [2])
         await asyncio.sleep(0.001)
         gone.cancel()
-        late = dispatcher.submit("m", [3])
+        late = submit(dispatcher, "m", [3])
         await asyncio.gather(first, stays, late)
         assert executor.log[1][2] == [2, 3]
-        calls = [dispatcher.submit("m", [n]) for n in range(4, 10)]
+        calls = [submit(dispatcher, "m", [n]) for n in range(4, 10)]
         await asyncio.sleep(0.001)
         dispatcher.policies.set("m", chosen(serial())["m"])
         await asyncio.gather(*calls)
         assert [len(inputs) for _, _, inputs in executor.log[2:]] == [6]
-        calls = [dispatcher.submit("m", [n]) for n in range(10, 13)]
+        calls = [submit(dispatcher, "m", [n]) for n in range(10, 13)]
         await asyncio.gather(*calls)
         assert [len(inputs) for _, _, inputs in executor.log[3:]] == [1, 1, 1]
 
@@ -294,9 +294,9 @@ def test_a_request_that_is_cancelled_after_the_device_has_taken_it_is_in_service
     async def main() -> None:
         dispatcher = Dispatcher(executor, chosen(greedy(8)), Metrics(), time.monotonic)
         serving = asyncio.ensure_future(dispatcher.run())
-        first = dispatcher.submit("m", [0.0])
+        first = submit(dispatcher, "m", [0.0])
         await asyncio.to_thread(began.wait, 5.0)
-        gone, stays = dispatcher.submit("m", [1.0]), dispatcher.submit("m", [2.0])
+        gone, stays = submit(dispatcher, "m", [1.0]), submit(dispatcher, "m", [2.0])
         await asyncio.sleep(0.01)  # the offer is made
         held.set()
         assert taken.wait(5.0)  # the loop stands still meanwhile
@@ -304,7 +304,7 @@ def test_a_request_that_is_cancelled_after_the_device_has_taken_it_is_in_service
         assert [sample.output for sample in await stays] == [2.0]
         await first
         assert device.batches == [[0.0], [1.0, 2.0]]
-        assert [sample.output for sample in await dispatcher.submit("m", [3.0])] == [3.0]
+        assert [sample.output for sample in await submit(dispatcher, "m", [3.0])] == [3.0]
         assert dispatcher.open_calls == 0
         assert not dispatcher._batcher.busy
         serving.cancel()
@@ -366,10 +366,10 @@ def test_a_taken_launch_is_the_decision_of_that_instant(events: list[tuple[str, 
         for what, wait, number in events:
             await asyncio.sleep(wait)
             if what == "arrive" or (what == "expire" and number % 2):
-                calls += [dispatcher.submit("m", [n]) for n in range(1 + number % 5)]
+                calls += [submit(dispatcher, "m", [n]) for n in range(1 + number % 5)]
             elif what == "expire":
                 with suppress(RejectedError):
-                    calls.append(dispatcher.submit("m", [0], 0.005 + number / 2000))
+                    calls.append(submit(dispatcher, "m", [0], 0.005 + number / 2000))
             elif what == "cancel" and calls:
                 calls[number % len(calls)].cancel()
             elif what == "swap":
@@ -395,10 +395,10 @@ def test_no_standby_launch_is_offered_while_a_time_out_may_pass_before_the_end_o
 
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         loop = asyncio.get_running_loop()
-        first = dispatcher.submit("m", [1.0] * 8)
+        first = submit(dispatcher, "m", [1.0] * 8)
         await asyncio.sleep(0.001)
-        second = dispatcher.submit("m", [2.0] * 8)
-        urgent = dispatcher.submit("m", [3.0], 0.052)  # 47 ms are enough by the profile; it takes 36 + 36 + 22
+        second = submit(dispatcher, "m", [2.0] * 8)
+        urgent = submit(dispatcher, "m", [3.0], 0.052)  # 47 ms are enough by the profile; it takes 36 + 36 + 22
         await first
         assert loop.time() == pytest.approx(0.036)
         await second

@@ -13,7 +13,7 @@ from policies.rules.control_limit import greedy
 from server.backends.executor import Batch, Completion
 from server.errors import ServerError
 from server.scheduling.dispatcher import Dispatcher
-from tests.support.fakes import FakeExecutor, chosen, run_scenario
+from tests.support.fakes import FakeExecutor, chosen, run_scenario, submit
 
 
 class Array:
@@ -85,7 +85,7 @@ async def settle() -> None:
 
 def test_an_answered_call() -> None:
     async def scenario(dispatcher: Dispatcher, executor: Executor, watch: Watch) -> None:
-        assert await ended(dispatcher.submit("m", [watch.array(), watch.array()])) == "2 answers"
+        assert await ended(submit(dispatcher, "m", [watch.array(), watch.array()])) == "2 answers"
         await settle()
         assert (len(watch.made), watch.alive) == (4, 0)
 
@@ -94,9 +94,9 @@ def test_an_answered_call() -> None:
 
 def test_one_of_two_calls_of_a_batch_whose_other_has_more_to_come() -> None:
     async def scenario(dispatcher: Dispatcher, executor: Executor, watch: Watch) -> None:
-        long = dispatcher.submit("m", [watch.array() for _ in range(9)])  # two batches of at most eight
+        long = submit(dispatcher, "m", [watch.array() for _ in range(9)])  # two batches of at most eight
         inputs = len(watch.made)
-        short = dispatcher.submit("m", [watch.array()])
+        short = submit(dispatcher, "m", [watch.array()])
         assert await ended(long) == "9 answers"
         assert await ended(short) == "1 answers"
         del long, short
@@ -113,7 +113,7 @@ def test_a_call_that_fails_alone() -> None:
             raise ValueError("broken")
 
         executor.fault = fail
-        assert await ended(dispatcher.submit("m", [watch.array()])) == "ExecutionError"
+        assert await ended(submit(dispatcher, "m", [watch.array()])) == "ExecutionError"
         await settle()
         assert (len(watch.made), watch.alive) == (1, 0)
 
@@ -123,10 +123,10 @@ def test_a_call_that_fails_alone() -> None:
 def test_a_call_that_expires() -> None:
     async def scenario(dispatcher: Dispatcher, executor: Executor, watch: Watch) -> None:
         executor.seconds = 1.0
-        first = dispatcher.submit("m", [object()])
+        first = submit(dispatcher, "m", [object()])
         await asyncio.sleep(0)
         made = [watch.array()]
-        future = dispatcher.submit("m", made, 0.1)
+        future = submit(dispatcher, "m", made, 0.1)
         made.clear()
         assert await ended(future) == "ExpiredError"
         del future
@@ -140,10 +140,10 @@ def test_a_call_that_expires() -> None:
 @pytest.mark.parametrize("after", [0.001, 0.013], ids=["in the queue", "in service"])
 def test_a_call_that_is_cancelled(after: float) -> None:
     async def scenario(dispatcher: Dispatcher, executor: Executor, watch: Watch) -> None:
-        first = dispatcher.submit("m", [object()])
+        first = submit(dispatcher, "m", [object()])
         await asyncio.sleep(0)
         made = [watch.array()]
-        future = dispatcher.submit("m", made)
+        future = submit(dispatcher, "m", made)
         made.clear()
         await asyncio.sleep(after)
         future.cancel()

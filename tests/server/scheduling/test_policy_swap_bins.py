@@ -7,7 +7,7 @@ import pytest
 from policies.catalog import choose
 from policies.profile import Profile, load_profile
 from server.scheduling.dispatcher import Dispatcher
-from tests.support.fakes import FakeExecutor, run_scenario
+from tests.support.fakes import FakeExecutor, run_scenario, submit
 
 PROFILE = load_profile("googlenet-tesla-p4-x10")
 LINES = Profile("lines", (0.05,) * 4, lengths=(1, 100), length_service_times=((0.001, 0.1),) * 4)
@@ -19,11 +19,11 @@ def test_bins_learn_from_each_arrival_once() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         assert chosen.bins is not None
         for n in range(20):
-            dispatcher.submit("m", [n], lengths=[n])
+            submit(dispatcher, "m", [n], lengths=[n])
         dispatcher.policies.set("m", chosen)
         assert list(chosen.bins.edges) == []
         for n in range(20, 32):
-            dispatcher.submit("m", [n], lengths=[n])
+            submit(dispatcher, "m", [n], lengths=[n])
         assert len(chosen.bins.edges) == 1
 
     run_scenario(scenario, {"m": chosen})
@@ -34,7 +34,7 @@ def test_a_policy_with_a_longer_time_constant_continues_from_the_rate_estimate()
 
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         for n in range(400):
-            dispatcher.submit("m", [n])
+            submit(dispatcher, "m", [n])
             await asyncio.sleep(0.05)
         assert dispatcher.queue.arrival_rate("m") > 10.0
         dispatcher.policies.set("m", bins)

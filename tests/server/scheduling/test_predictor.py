@@ -15,7 +15,7 @@ from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.predictor import Comparison, Predictor
 from server.telemetry.metrics import Metrics
 from tests.server.scheduling.test_controller import Inline
-from tests.support.fakes import UNLIMITED, FakeExecutor
+from tests.support.fakes import UNLIMITED, FakeExecutor, submit
 from tests.support.virtual_clock import virtual_loop
 
 ASSUMED = Profile("assumed", (0.01, 0.015, 0.02, 0.025))
@@ -47,7 +47,7 @@ def compare(
         tasks = [asyncio.ensure_future(dispatcher.run()), asyncio.ensure_future(predictor.run())]
         while loop.time() < duration:
             await asyncio.sleep(gaps(rng))
-            dispatcher.submit("m", [1.0])
+            submit(dispatcher, "m", [1.0])
         for task in tasks:
             task.cancel()
         return predictor.comparison("m"), metrics.render().decode()
@@ -110,7 +110,7 @@ def test_a_prediction_is_made_again_within_seconds_when_the_device_is_slower(fac
         for end in (100.0, 115.0):
             while loop.time() < end:
                 await asyncio.sleep(1 / 60)
-                dispatcher.submit("m", [1.0])
+                submit(dispatcher, "m", [1.0])
             counts.append(counting.calls)
             learned[0] = replace(ASSUMED, service_times=tuple(factor * t for t in ASSUMED.service_times))
         for task in tasks:

@@ -30,7 +30,7 @@ from server.scheduling.calls import Sample
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.recovery import Recovery, recover
 from server.telemetry.metrics import Metrics
-from tests.support.fakes import UNLIMITED, FakeExecutor, chosen, run_scenario
+from tests.support.fakes import UNLIMITED, FakeExecutor, chosen, run_scenario, submit
 from tests.support.virtual_clock import pause, virtual_loop
 
 
@@ -46,7 +46,7 @@ def test_poisoned_samples_fail_alone(samples: list[float]) -> None:
     executor.fault = poisoned
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
-        calls = [dispatcher.submit("m", [sample]) for sample in samples]
+        calls = [submit(dispatcher, "m", [sample]) for sample in samples]
         done = await asyncio.gather(*calls, return_exceptions=True)
         for sample, result in zip(samples, done, strict=True):
             if sample < 0:
@@ -86,7 +86,7 @@ def test_out_of_memory_halves_the_batch_and_the_maximum_batch_size_and_all_reque
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         dispatcher.policies.on_batch_size_reduced = on_reduced
         before = dispatcher.chosen["m"]
-        answers = await dispatcher.submit("m", [float(n) for n in range(20)])
+        answers = await submit(dispatcher, "m", [float(n) for n in range(20)])
         assert [a.output for a in answers] == list(range(20))
         assert dispatcher.chosen["m"].profile.max_batch_size == learned
         assert max(len(entry[2]) for entry in executor.log[-3:]) <= learned
@@ -102,7 +102,7 @@ def test_after_the_batch_timeout_the_device_is_lost_and_all_calls_fail() -> None
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
         assert dispatcher.alive
-        calls = [dispatcher.submit("m", [float(n)]) for n in range(3)]
+        calls = [submit(dispatcher, "m", [float(n)]) for n in range(3)]
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(result) for result in results] == [UnavailableError] * 3
         assert str(results[0]) == "the device is lost; send the request to another server"
@@ -122,7 +122,7 @@ def test_a_pause_of_the_process_does_not_count_for_the_batch_timeout() -> None:
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> Any:
         asyncio.get_running_loop().call_later(29.0, pause, 100.0)
-        answers = await dispatcher.submit("m", [1.0])
+        answers = await submit(dispatcher, "m", [1.0])
         return answers[0].output
 
     assert run_scenario(scenario, chosen(greedy(2)), Slow()) == 1.0
@@ -137,7 +137,7 @@ def test_poisoned_samples_do_not_reduce_the_maximum_batch_size_further() -> None
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
         samples = [1.0, -2.0, 3.0, 4.0, 5.0, -6.0, 7.0, 8.0]  # neither half is served whole
-        await asyncio.gather(*(dispatcher.submit("m", [x]) for x in samples), return_exceptions=True)
+        await asyncio.gather(*(submit(dispatcher, "m", [x]) for x in samples), return_exceptions=True)
         assert dispatcher.chosen["m"].profile.max_batch_size == 4
 
     run_scenario(scenario, chosen(greedy(8)), executor)
@@ -152,9 +152,9 @@ def test_a_device_lost_during_recovery_ends_the_dispatcher() -> None:
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
         with pytest.raises(UnavailableError, match="the device is lost; send"):
-            await dispatcher.submit("m", [1.0, 2.0])
+            await submit(dispatcher, "m", [1.0, 2.0])
         with pytest.raises(DrainingError):
-            dispatcher.submit("m", [1.0])
+            submit(dispatcher, "m", [1.0])
 
     run_scenario(scenario, chosen(greedy(2)), executor)
 
@@ -166,7 +166,7 @@ def test_a_dispatcher_whose_loop_does_not_run_is_not_alive() -> None:
         dispatcher = Dispatcher(FakeExecutor(), chosen(greedy(2)), Metrics(), loop.time)
         await asyncio.sleep(100)
         seen = [dispatcher.alive]  # without requests there is nothing to do
-        waiting = dispatcher.submit("m", [1.0])  # the loop is not running
+        waiting = submit(dispatcher, "m", [1.0])  # the loop is not running
         for wait in (4.9, 0.2):
             await asyncio.sleep(wait)
             seen.append(dispatcher.alive)
@@ -188,9 +188,9 @@ def test_a_failing_batch_fails_its_requests_and_the_loop_continues(fault: Callab
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> list[Sample]:
         executor.fault = fault
         with pytest.raises(ExecutionError, match="the model failed on this input alone"):
-            await dispatcher.submit("m", [1.0, 2.0])
+            await submit(dispatcher, "m", [1.0, 2.0])
         executor.fault = lambda outputs: outputs
-        return await dispatcher.submit("m", [3.0])
+        return await submit(dispatcher, "m", [3.0])
 
     assert float(run_scenario(scenario, chosen(greedy(8)), executor)[0].output) == 3.0
 
@@ -199,7 +199,7 @@ def test_after_a_failed_batch_the_remaining_requests_of_its_call_are_not_run() -
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         executor.fault = fail
         with pytest.raises(ExecutionError):
-            await dispatcher.submit("m", [1.0, 2.0, 3.0, 4.0, 5.0])
+            await submit(dispatcher, "m", [1.0, 2.0, 3.0, 4.0, 5.0])
         await asyncio.sleep(1.0)
         assert [entry[2] for entry in executor.log] == [[1.0, 2.0], [1.0], [2.0]]
 
@@ -295,13 +295,13 @@ class Mortal(FakeExecutor):
 def test_calls_wait_while_a_process_is_started_again_and_all_are_answered() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         assert isinstance(executor, Mortal)
-        calls = [dispatcher.submit("m", [float(index)]) for index in range(1, 20)]
+        calls = [submit(dispatcher, "m", [float(index)]) for index in range(1, 20)]
         done = await asyncio.gather(*calls)
         assert [result[0].output for result in done] == [float(index) for index in range(1, 20)]
         assert len(executor.restarted) == 1
         assert dispatcher.up
         executor.deaths = 1
-        assert (await dispatcher.submit("m", [3.0]))[0].output == 3.0
+        assert (await submit(dispatcher, "m", [3.0]))[0].output == 3.0
 
     run_scenario(scenario, chosen(greedy(8)), Mortal(1))
 
@@ -313,7 +313,7 @@ def test_a_process_that_dies_while_it_is_loaded_again_is_started_again_with_a_lo
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         assert isinstance(executor, Mortal)
         executor.dies_in_load = in_load
-        call = dispatcher.submit("m", [1.0])
+        call = submit(dispatcher, "m", [1.0])
         if lost:
             with pytest.raises(UnavailableError):
                 await call
@@ -332,10 +332,10 @@ def test_a_device_whose_process_dies_five_times_without_a_served_batch_is_lost(
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         for _ in range(4):
             with pytest.raises(ExecutionError):
-                await dispatcher.submit("m", [1.0])
+                await submit(dispatcher, "m", [1.0])
         assert dispatcher.up
         with pytest.raises(UnavailableError):
-            await dispatcher.submit("m", [1.0])
+            await submit(dispatcher, "m", [1.0])
         assert not dispatcher.up
 
     run_scenario(scenario, chosen(greedy(8)), Mortal(10**6))
@@ -374,7 +374,7 @@ def test_an_exception_without_a_text_fails_only_its_request() -> None:
     executor.fault = fault
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
-        calls = [dispatcher.submit("m", [sample]) for sample in (1.0, -1.0, 2.0)]
+        calls = [submit(dispatcher, "m", [sample]) for sample in (1.0, -1.0, 2.0)]
         good, bad, other = await asyncio.gather(*calls, return_exceptions=True)
         assert "with NoTextError" in str(bad)
         assert not isinstance(good, BaseException)
@@ -402,7 +402,7 @@ def test_inputs_of_a_failed_batch_are_free_before_the_next_garbage_collection(
         running = asyncio.ensure_future(dispatcher.run())
         inputs = [np.zeros(3, np.float32) for _ in range(size)]
         kept = [*map(weakref.ref, inputs)]
-        calls = [dispatcher.submit("m", [each]) for each in inputs]
+        calls = [submit(dispatcher, "m", [each]) for each in inputs]
         del inputs
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert {type(result) for result in results} <= {ExecutionError, NotFiniteError}

@@ -13,7 +13,7 @@ from policies.rules.finish_first import FinishRetired
 from policies.types import BatchKey, Launch, Request, State, Wait
 from server.backends.executor import Batch, Completion
 from server.scheduling.dispatcher import Dispatcher
-from tests.support.fakes import FakeExecutor, chosen, run_scenario
+from tests.support.fakes import FakeExecutor, chosen, run_scenario, submit
 
 MODELS = ["m", "m#2", "m#3"]
 
@@ -32,17 +32,17 @@ class Recording(FakeExecutor):
 
 def test_queued_calls_of_a_replaced_model_are_served_by_it_at_once() -> None:
     async def scenario(dispatcher: Dispatcher, executor: Any) -> None:
-        old = [dispatcher.submit("m", [n]) for n in range(3)]
+        old = [submit(dispatcher, "m", [n]) for n in range(3)]
         await asyncio.sleep(0.5)
         assert not executor.batches, "static:4 waits for a fourth"
         dispatcher.policies.switch("m", "m#2", chosen(static(4))["m"])
-        new = [dispatcher.submit("m", [10 + n], id="m#2") for n in range(3)]
-        late = dispatcher.submit("m", [3])  # its body was read before the swap
+        new = [submit(dispatcher, "m", [10 + n], id="m#2") for n in range(3)]
+        late = submit(dispatcher, "m", [3])  # its body was read before the swap
         await asyncio.gather(*old, late)
         assert [size for model, size in executor.batches if model == "m"] in ([3, 1], [4])
         assert not any(model == "m#2" for model, _ in executor.batches), "three of the new one wait for a fourth"
         dispatcher.policies.forget("m")
-        new.append(dispatcher.submit("m", [13], id="m#2"))
+        new.append(submit(dispatcher, "m", [13], id="m#2"))
         await asyncio.gather(*new)
         assert executor.batches[-1] == ("m#2", 4)
 
@@ -55,7 +55,7 @@ def test_models_of_one_name_never_share_a_batch_even_while_the_server_drains() -
         for model in MODELS:
             if model != "m":
                 dispatcher.policies.switch("m", model, chosen(static(8))["m"])
-            calls += [dispatcher.submit("m", [(model, n)], id=model) for n in range(2)]
+            calls += [submit(dispatcher, "m", [(model, n)], id=model) for n in range(2)]
         await dispatcher.drain()
         for call in calls:
             ((model, _),) = [sample.output for sample in await call]
@@ -68,7 +68,7 @@ def test_models_of_one_name_never_share_a_batch_even_while_the_server_drains() -
 
 def test_calls_of_an_unloaded_model_are_served() -> None:
     async def scenario(dispatcher: Dispatcher, executor: Any) -> None:
-        call = dispatcher.submit("m", [1, 2])
+        call = submit(dispatcher, "m", [1, 2])
         dispatcher.policies.switch("m", None)
         assert len(await call) == 2
         assert executor.batches == [("m", 2)]
@@ -82,15 +82,15 @@ def test_batches_of_a_replaced_model_and_beside_one_that_is_loaded_are_no_eviden
         unprofiled: list[str] = []
         dispatcher.accounting.on_served = lambda model, *_: served.append(model)
         dispatcher.accounting.on_unprofiled_work = unprofiled.append
-        call = dispatcher.submit("m", [1])
+        call = submit(dispatcher, "m", [1])
         await asyncio.sleep(0.001)  # it is in service
         dispatcher.policies.switch("m", "m#2", chosen(static(1))["m"])
         await call
-        await dispatcher.submit("m", [2], id="m#2")
+        await submit(dispatcher, "m", [2], id="m#2")
         await asyncio.sleep(0.001)  # the controller hears of a batch after its answers
         assert (served, unprofiled) == (["m"], ["m"])
         dispatcher.accounting.shared = True  # another one is being loaded
-        await dispatcher.submit("m", [3], id="m#2")
+        await submit(dispatcher, "m", [3], id="m#2")
         await asyncio.sleep(0.001)
         assert (served, unprofiled) == (["m"], ["m", "m"])
 

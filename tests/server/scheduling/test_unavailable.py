@@ -12,7 +12,7 @@ from server.scheduling.admission import Limits
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
 from server.telemetry.metrics import Metrics
-from tests.support.fakes import STEPS, UNLIMITED, FakeExecutor, chosen
+from tests.support.fakes import STEPS, UNLIMITED, FakeExecutor, chosen, submit
 from tests.support.virtual_clock import virtual_loop
 
 
@@ -78,14 +78,14 @@ async def fails(future: Any) -> None:
 def test_without_another_device_calls_fail_at_once_and_are_served_again_when_it_is_back() -> None:
     async def scenario(fleet: Fleet, executor: RecoverableFake) -> None:
         executor.down = True
-        calls = [fleet.submit("m", [float(n)]) for n in range(20)]
+        calls = [submit(fleet, "m", [float(n)]) for n in range(20)]
         for call in calls:
             await fails(call)
         assert asyncio.get_running_loop().time() < 0.1
         with pytest.raises(UnavailableError):
             fleet.check_room("m", 1)
         with pytest.raises(UnavailableError):
-            fleet.submit("m", [1.0])
+            submit(fleet, "m", [1.0])
         assert (fleet.ready, fleet.is_ready("m"), fleet.alive, fleet.broken.is_set()) == (False, False, True, False)
         assert (fleet.open_calls, fleet.waiting, fleet.capacity("m"), fleet.backlog()) == (0, 0, 0, 0)
         await asyncio.sleep(60.0)
@@ -93,7 +93,7 @@ def test_without_another_device_calls_fail_at_once_and_are_served_again_when_it_
         executor.down = False
         await asyncio.sleep(0.3)
         assert (fleet.ready, fleet.is_ready("m")) == (True, True)
-        answers = [(await call)[0] for call in [fleet.submit("m", [float(n)]) for n in range(20)]]
+        answers = [(await call)[0] for call in [submit(fleet, "m", [float(n)]) for n in range(20)]]
         assert [float(answer.output) for answer in answers] == [float(n) for n in range(20)]
 
     metrics = run_scenario(scenario, RecoverableFake())
@@ -107,9 +107,9 @@ def test_what_the_log_says_of_a_refused_batch_and_of_calls_that_cannot_move(capl
 
         executor.fault = refuse
         with pytest.raises(BadInputError):
-            await fleet.submit("m", [1.0])
+            await submit(fleet, "m", [1.0])
         executor.fault, executor.down = executor._fail_while_down, True
-        await fails(fleet.submit("m", [1.0]))
+        await fails(submit(fleet, "m", [1.0]))
 
     with caplog.at_level(logging.INFO):
         metrics = run_scenario(scenario, RecoverableFake())
@@ -123,7 +123,7 @@ def test_what_the_log_says_of_a_refused_batch_and_of_calls_that_cannot_move(capl
 
 def test_with_another_device_no_call_is_lost() -> None:
     async def scenario(fleet: Fleet, a: RecoverableFake, b: RecoverableFake) -> None:
-        calls = [fleet.submit("m", [float(n)]) for n in range(40)]
+        calls = [submit(fleet, "m", [float(n)]) for n in range(40)]
         a.down = True
         answers = [(await call)[0] for call in calls]
         assert [float(answer.output) for answer in answers] == [float(n) for n in range(40)]
@@ -132,7 +132,7 @@ def test_with_another_device_no_call_is_lost() -> None:
         assert [d.up for d in fleet.dispatchers] == [False, True]
         a.down = False
         await asyncio.sleep(0.3)
-        later = [fleet.submit("m", [float(n)]) for n in range(40)]
+        later = [submit(fleet, "m", [float(n)]) for n in range(40)]
         assert {(await call)[0].device for call in later} == {"a", "b"}
 
     run_scenario(scenario, RecoverableFake("a"), RecoverableFake("b"))
@@ -141,16 +141,16 @@ def test_with_another_device_no_call_is_lost() -> None:
 def test_calls_fail_when_both_devices_are_gone_and_none_is_lost_for_good() -> None:
     async def scenario(fleet: Fleet, a: RecoverableFake, b: RecoverableFake) -> None:
         a.down = b.down = True
-        calls = [fleet.submit("m", [float(n)]) for n in range(10)]
+        calls = [submit(fleet, "m", [float(n)]) for n in range(10)]
         done = await asyncio.gather(*calls, return_exceptions=True)
         assert all(isinstance(each, UnavailableError) for each in done)
         with pytest.raises(UnavailableError, match="no device of m works"):
-            fleet.submit("m", [1.0])
+            submit(fleet, "m", [1.0])
         assert (fleet.ready, fleet.alive, fleet.broken.is_set()) == (False, True, False)
         assert fleet.first.device == "a"
         a.down = False
         await asyncio.sleep(0.3)
-        assert (await fleet.submit("m", [1.0]))[0].device == "a"
+        assert (await submit(fleet, "m", [1.0]))[0].device == "a"
 
     run_scenario(scenario, RecoverableFake("a"), RecoverableFake("b"))
 
@@ -158,7 +158,7 @@ def test_calls_fail_when_both_devices_are_gone_and_none_is_lost_for_good() -> No
 def test_an_idle_device_is_checked_about_each_second_and_a_busy_one_is_not() -> None:
     async def scenario(fleet: Fleet, executor: RecoverableFake) -> None:
         for n in range(50):
-            await fleet.submit("m", [float(n)])
+            await submit(fleet, "m", [float(n)])
             await asyncio.sleep(0.1)
         busy = len(executor.checks)
         await asyncio.sleep(10.0)
@@ -180,10 +180,10 @@ def test_a_batch_that_exceeds_its_timeout_makes_the_device_unavailable_and_not_l
             raise BatchTimeoutError("too long")
 
         executor.fault = hang
-        await fails(fleet.submit("m", [1.0]))
+        await fails(submit(fleet, "m", [1.0]))
         executor.fault, executor.down = (lambda outputs: outputs), False
         await asyncio.sleep(0.3)
-        assert (await fleet.submit("m", [1.0]))[0].device == "a"
+        assert (await submit(fleet, "m", [1.0]))[0].device == "a"
         assert not fleet.broken.is_set()
 
     metrics = run_scenario(scenario, RecoverableFake())
@@ -199,7 +199,7 @@ def test_a_device_that_goes_while_a_batch_is_bisected_fails_all_of_it() -> None:
             raise DeviceUnavailableError("gone for now")
 
         executor.fault = fault
-        first = fleet.submit("m", [0.0] * 8)
+        first = submit(fleet, "m", [0.0] * 8)
         await fails(first)
 
     run_scenario(scenario, RecoverableFake())
@@ -208,7 +208,7 @@ def test_a_device_that_goes_while_a_batch_is_bisected_fails_all_of_it() -> None:
 def test_requests_that_wait_under_a_policy_are_failed_by_the_check_of_the_idle_device() -> None:
     async def scenario(fleet: Fleet, executor: RecoverableFake) -> None:
         executor.down = True
-        await fails(fleet.submit("m", [1.0]))
+        await fails(submit(fleet, "m", [1.0]))
         assert executor.log == [], "no batch was tried"
 
     run_scenario(scenario, RecoverableFake(), policy=static(8))
@@ -223,10 +223,10 @@ def test_an_unavailable_device_can_be_retired_only_if_another_one_serves() -> No
         fleet.set_serving(0, False)
         a.down = False
         await asyncio.sleep(0.3)
-        assert (await fleet.submit("m", [1.0]))[0].device == "b"
+        assert (await submit(fleet, "m", [1.0]))[0].device == "b"
         assert [fleet.serves(d) for d in fleet.dispatchers] == [False, True]
         fleet.set_serving(0, True)
-        assert (await fleet.submit("m", [1.0]))[0].device == "a"
+        assert (await submit(fleet, "m", [1.0]))[0].device == "a"
 
     run_scenario(scenario, RecoverableFake("a"), RecoverableFake("b"))
 
@@ -234,7 +234,7 @@ def test_an_unavailable_device_can_be_retired_only_if_another_one_serves() -> No
 def test_a_drain_ends_while_the_device_is_unavailable() -> None:
     async def scenario(fleet: Fleet, executor: RecoverableFake) -> None:
         executor.down = True
-        call = fleet.submit("m", [1.0])
+        call = submit(fleet, "m", [1.0])
         await fails(call)
         await asyncio.wait_for(fleet.drain(), 5)
 

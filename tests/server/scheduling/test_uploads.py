@@ -19,7 +19,7 @@ from server.scheduling.fleet import Fleet
 from server.telemetry.metrics import Metrics
 from tests.server.backends.cuda.test_graph import MODEL, free, logits, network, sample
 from tests.support.fake_graphs import FakeRuntime
-from tests.support.fakes import FakeExecutor, chosen, run_scenario
+from tests.support.fakes import FakeExecutor, chosen, run_scenario, submit
 
 QUICK = Profile("quick", tuple(1e-3 + 1e-4 * b for b in range(1, 7)))
 
@@ -33,7 +33,7 @@ def test_every_request_gets_its_own_answer_and_leaves_its_slot(slots: int, monke
 
     async def call(dispatcher: Dispatcher, mark: int, cancel: bool) -> None:
         await asyncio.sleep(float(rng.uniform(0, 0.05)))
-        future = dispatcher.submit("m", [sample(mark)])
+        future = submit(dispatcher, "m", [sample(mark)])
         if cancel:
             await asyncio.sleep(float(rng.uniform(0, 0.003)))
             future.cancel()
@@ -73,11 +73,11 @@ class Uploading(FakeExecutor):
 
 def test_a_request_is_uploaded_at_its_arrival_and_not_at_its_launch() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
-        first = dispatcher.submit("m", [1.0])
+        first = submit(dispatcher, "m", [1.0])
         (waiting,) = [call.samples[0] for call in dispatcher._calls]
         assert waiting.data == ("fake", 1.0)
         assert waiting.input == 1.0
-        second = dispatcher.submit("m", [2.0])
+        second = submit(dispatcher, "m", [2.0])
         assert [each.output for each in [*await first, *await second]] == [1.0, 2.0]
         assert [inputs for _, _, inputs in executor.log] == [[("fake", 1.0), ("fake", 2.0)]]
 
@@ -97,7 +97,7 @@ def test_the_calls_of_a_lost_device_are_uploaded_to_the_next_one() -> None:
         executors[0].fault = lose
         fleet = Fleet([Dispatcher(each, chosen(greedy(8)), Metrics(), loop.time) for each in executors])
         task = asyncio.ensure_future(fleet.run())
-        (answered,) = await fleet.submit("m", [5.0])
+        (answered,) = await submit(fleet, "m", [5.0])
         assert (answered.output, answered.device) == (5.0, "1")
         assert executors[1].log[0][2] == [("1", 5.0)]
         task.cancel()
