@@ -41,10 +41,10 @@ class FakeExecutor:
         self.fault: Callable[[list[Any]], list[Any]] = lambda outputs: outputs
 
     def run(self, batch: Batch, /) -> "asyncio.Future[Completion]":
-        return asyncio.ensure_future(self._run(batch))
+        return asyncio.ensure_future(self.run_to_end(batch))
 
-    async def _run(self, batch: Batch) -> Completion:
-        completion = await self._serve(batch)
+    async def run_to_end(self, batch: Batch) -> Completion:
+        completion = await self.serve(batch)
         if batch.standby is not None and (taken := batch.standby.take(completion.outputs)) is not None:
             self._start(*taken)
             completion = replace(completion, next_started=completion.finished + self.handover)
@@ -59,9 +59,9 @@ class FakeExecutor:
             error = running.exception()
             done.set_result(running.result()) if error is None else done.set_exception(error)
 
-        asyncio.ensure_future(self._run(batch)).add_done_callback(end)
+        asyncio.ensure_future(self.run_to_end(batch)).add_done_callback(end)
 
-    async def _serve(self, batch: Batch) -> Completion:
+    async def serve(self, batch: Batch) -> Completion:
         loop = asyncio.get_running_loop()
         start = loop.time()
         await asyncio.sleep(self._profile.launch_time(len(batch.inputs), batch.first_stage, batch.last_stage))

@@ -735,7 +735,7 @@ def test_the_check_for_room_reads_no_waiting_request() -> None:
     async def scenario(inference: Inference, _: HeldPool) -> None:
         waiting = submit(inference.fleet, "m", [0.0] * 7)
         await settle()
-        inference.fleet.first._batcher.set_kinds(lambda _: Watched("m"))
+        inference.fleet.first.policies.batcher.set_kinds(lambda _: Watched("m"))
         reads_before = reads
         context = context_of(inference, Client(timeout=60.0))
         with context.memory:

@@ -68,11 +68,11 @@ class ChangingExecutor(FakeExecutor):
         """Serve by the second profile from now on."""
         self._at = asyncio.get_running_loop().time()
 
-    async def _run(self, batch: Batch) -> Completion:
+    async def run_to_end(self, batch: Batch) -> Completion:
         if asyncio.get_running_loop().time() >= self._at:
             self._profile = self._after
         self.meter.add(self._profile.energy(len(batch.inputs)) or 0.0)
-        return await super()._run(batch)
+        return await super().run_to_end(batch)
 
 
 LINES = Profile("lines", (0.05, 0.06), lengths=(1, 1000), length_service_times=((0.001, 1.0), (0.0011, 1.1)))
@@ -86,7 +86,7 @@ class PaddingExecutor(ChangingExecutor):
         super().__init__(before, after, at)
         self.assumed = LINES
 
-    async def _serve(self, batch: Batch) -> Completion:
+    async def serve(self, batch: Batch) -> Completion:
         loop = asyncio.get_running_loop()
         start = loop.time()
         await asyncio.sleep(self._profile.service_time(len(batch.inputs), max(batch.inputs)))

@@ -25,7 +25,7 @@ PROFILE = Profile("lines", (0.050,) * 4, lengths=(1, 100), length_service_times=
 class Padding(FakeExecutor):
     """Serves a batch in the time of its longest sample; samples are their lengths."""
 
-    async def _serve(self, batch: Batch) -> Completion:
+    async def serve(self, batch: Batch) -> Completion:
         loop = asyncio.get_running_loop()
         start = loop.time()
         await asyncio.sleep(0.001 * max(batch.inputs))
@@ -75,7 +75,7 @@ def test_waiting_requests_get_the_sizes_of_a_new_profile() -> None:
         call = submit(dispatcher, "m", [40], lengths=[40])
         await settle()
         dispatcher.policies.set("m", choose("static:4,max_wait_ms=inf", slower))
-        (request,) = dispatcher._batcher.state(0.0).waiting
+        (request,) = dispatcher.policies.batcher.state(0.0).waiting
         assert request.size == pytest.approx(0.080)
         call.cancel()
 

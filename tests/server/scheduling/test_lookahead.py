@@ -306,7 +306,7 @@ def test_a_request_that_is_cancelled_after_the_device_has_taken_it_is_in_service
         assert device.batches == [[0.0], [1.0, 2.0]]
         assert [sample.output for sample in await submit(dispatcher, "m", [3.0])] == [3.0]
         assert dispatcher.open_calls == 0
-        assert not dispatcher._batcher.busy
+        assert not dispatcher.policies.batcher.busy
         serving.cancel()
 
     device = Device()
@@ -337,15 +337,15 @@ def test_a_taken_launch_is_the_decision_of_that_instant(events: list[tuple[str, 
     slow = replace(STEPS, service_times=tuple(pace * t for t in STEPS.service_times))
 
     class Checking(FakeExecutor):
-        async def _serve(self, batch: Batch) -> Completion:
-            completion = await super()._serve(batch)
+        async def serve(self, batch: Batch) -> Completion:
+            completion = await super().serve(batch)
             ahead = dispatchers[0]._lookahead
             offered, now = ahead._offered, asyncio.get_running_loop().time()
             if offered is not None:
                 predicted = STEPS.service_time(len(batch.inputs))
                 oldest = max(1e-3, 0.1 * predicted) if now > completion.started + predicted else inf
                 if pace == 1.0:
-                    fresh = dispatchers[0]._batcher.lookahead(ahead._running.launch, now)  # type: ignore[union-attr]
+                    fresh = dispatchers[0].policies.batcher.lookahead(ahead._running.launch, now)  # type: ignore[union-attr]
                     assert fresh is not None
                     assert fresh.requests == offered.launch.requests
                 assert now - decided[-1] <= oldest + 1e-9
@@ -378,8 +378,8 @@ def test_a_taken_launch_is_the_decision_of_that_instant(events: list[tuple[str, 
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert all(not isinstance(r, Exception) or isinstance(r, ExpiredError) for r in results)
         await asyncio.sleep(1.0)  # a batch whose requests were all cancelled may still run
-        assert not dispatcher._batcher.busy
-        assert len(dispatcher._batcher) == 0
+        assert not dispatcher.policies.batcher.busy
+        assert len(dispatcher.policies.batcher) == 0
 
     with patch.object(Lookahead, "_decide", noting):
         run_scenario(scenario, {"m": started(0)}, Checking(slow))
@@ -389,9 +389,9 @@ def test_no_standby_launch_is_offered_while_a_time_out_may_pass_before_the_end_o
     class Late(RecordingExecutor):
         """Takes twice the service time of its profile."""
 
-        async def _serve(self, batch: Batch) -> Completion:
+        async def serve(self, batch: Batch) -> Completion:
             await asyncio.sleep(STAGED.launch_time(len(batch.inputs), batch.first_stage, batch.last_stage))
-            return await super()._serve(batch)
+            return await super().serve(batch)
 
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         loop = asyncio.get_running_loop()

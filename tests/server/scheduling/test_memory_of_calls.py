@@ -35,7 +35,7 @@ class Executor(FakeExecutor):
 
     seconds = 0.01
 
-    async def _serve(self, batch: Batch) -> Completion:
+    async def serve(self, batch: Batch) -> Completion:
         start = asyncio.get_running_loop().time()
         await asyncio.sleep(self.seconds)
         return Completion(self.fault(list(batch.inputs)), start, asyncio.get_running_loop().time())

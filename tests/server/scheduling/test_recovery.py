@@ -116,7 +116,7 @@ def test_after_the_batch_timeout_the_device_is_lost_and_all_calls_fail() -> None
 
 def test_a_pause_of_the_process_does_not_count_for_the_batch_timeout() -> None:
     class Slow(FakeExecutor):
-        async def _run(self, batch: Batch) -> Completion:
+        async def run_to_end(self, batch: Batch) -> Completion:
             await asyncio.sleep(31.0)  # above the batch timeout of 30 s
             return Completion(list(batch.inputs), 0.0, 31.0)
 

@@ -25,9 +25,9 @@ class Recording(FakeExecutor):
         super().__init__()
         self.batches: list[tuple[str, int]] = []  # id and size
 
-    async def _run(self, batch: Batch) -> Completion:
+    async def run_to_end(self, batch: Batch) -> Completion:
         self.batches.append((batch.id, len(batch.inputs)))
-        return await super()._run(batch)
+        return await super().run_to_end(batch)
 
 
 def test_queued_calls_of_a_replaced_model_are_served_by_it_at_once() -> None:

@@ -66,8 +66,8 @@ class Uploading(FakeExecutor):
         assert model == "m"
         return self.name, each
 
-    async def _serve(self, batch: Batch) -> Completion:
-        completion = await super()._serve(batch)
+    async def serve(self, batch: Batch) -> Completion:
+        completion = await super().serve(batch)
         return Completion([each for _, each in batch.inputs], completion.started, completion.finished)
 
 
