@@ -1,9 +1,9 @@
 """Ray Serve on this machine: replicas on emulated devices that are killed, scaled and reconfigured under load.
 
-Ray is started by `ray start` and `serve deploy` as in docs/ray-serve.md, with three proxies: Ray's HAProxy with retries
-at another replica, HAProxy with its default configuration, and Ray's own proxy. Ray listens on every address of the
-machine: run this in a network namespace with only a loopback interface (`unshare -n`). Proxies that are in the record
-are not measured again.
+Ray is started by `ray start` and `serve deploy` as in docs/other-servers.md, with three proxies: Ray's HAProxy with
+retries at another replica, HAProxy with its default configuration, and Ray's own proxy. Ray listens on every address of
+the machine: run this in a network namespace with only a loopback interface (`unshare -n`). Proxies that are in the
+record are not measured again.
 """
 
 import copy

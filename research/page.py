@@ -42,8 +42,9 @@ SECTIONS = (
         "the mean response time of all requests, ms, plus w2 times the mean power. `first formed` launches the batch "
         "that was formed first, and the tables of `smdp` are then those of a device of the model's own. `greedy` and "
         "`smdp` are the server's: the largest product of queue, service rate and waiting time is first, and tables are "
-        "those of a device that the other models slow down ([several models](../docs/several-models.md)). `valued` "
-        "launches by the value functions of such devices, whose arrival rates it is given. Changes have 95 per cent "
+        "those of a device that the other models slow down "
+        "([several models](../docs/operation.md#several-models-on-a-device)). `valued` launches by the value "
+        "functions of such devices, whose arrival rates it is given. Changes have 95 per cent "
         "intervals. No batch becomes overdue, since there is no maximum wait.",
         lambda: co_located.table(load_record("co_located")),
         "research",

@@ -21,16 +21,17 @@ from server.models.sources import TensorSource
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+RESEARCH = [ROOT / "research" / name for name in ("batchmonitor.md", "lazy-batching.md", "multi-bin.md")]
 APPS = [solve_policy, serve_model, profile_model, generate_load]
 OURS = {option for app in APPS for param in typer.main.get_command(app).params for option in param.opts} | {"--help"}
-OTHERS = {  # of curl, docker, kubectl, nvidia-smi, ray, build, prometheus and benchmarks/gpu
-    *("--head", "--target", "--second", "--rehearse", "--wheel", "--storage", "--web"),
+OTHERS = {  # of curl, docker, kubectl, nvidia-smi, ray, build and prometheus
+    *("--head", "--target", "--wheel", "--storage", "--web"),
     *("--cacert", "--data", "--data-binary", "--build", "--from-file", "--format", "--persistence-mode"),
     *("--query-supported-clocks", "--lock-gpu-clocks", "--reset-gpu-clocks"),
 }
 EXAMPLE_POLICY = "waiting-budget"  # of adding-a-policy.md
 
-pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+pages = pytest.mark.parametrize("page", [*PAGES, *RESEARCH], ids=lambda page: page.name)
 
 
 @pages

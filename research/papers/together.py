@@ -22,14 +22,15 @@ intervals.
 
 {table}
 
-**Bins, one decision** (`smdp-bins:2` and `smdp-bins:3`, [bins](../docs/bins.md#one-decision-for-all-bins)). The
+**Bins, one decision** (`smdp-bins:2` and `smdp-bins:3`, [bins](../docs/policies.md#one-decision-for-all-bins)). The
 state is the number of waiting requests in each bin, and a batch may mix bins. Policy iteration is exact up to the
 length at which queues are cut and the grid of service times. More than three bins are not offered.
 
-**Models that share a device** ([several models](../docs/several-models.md)). The model with the largest product of
-queue, service rate and waiting time is launched instead of the batch that was formed first. Tables of `smdp` are
-those of a device that the other models slow down, instead of a device of the model's own. A launch chosen by the
-value functions of the slowed devices costs more at a load of 0.9 in every setting; the server does not have it.
+**Models that share a device** ([several models](../docs/operation.md#several-models-on-a-device)). The model with the
+largest product of queue, service rate and waiting time is launched instead of the batch that was formed first. Tables
+of `smdp` are those of a device that the other models slow down, instead of a device of the model's own. A launch
+chosen by the value functions of the slowed devices costs more at a load of 0.9 in every setting; the server does not
+have it.
 
 {figure}
 
