@@ -203,10 +203,11 @@ class Inference:
             return ()
         context.samples = len(samples)
         codec = model.codec
-        queued = [Sample(sample, codec.length_of(sample), codec.shape_of(sample)) for sample in samples]
-        timeout = context.remaining_timeout()
-        # no variable has the future: its exception refers to this frame, which would keep the samples
-        answers = await context.wait_for(self.fleet.submit(model.name, queued, timeout, model.id))
+        timeout, submit = context.remaining_timeout(), self.fleet.submit
+        # no variable has the future or its samples: its exception refers to this frame, which would keep the inputs
+        answers = await context.wait_for(
+            submit(model.name, [_sample(codec, one) for one in samples], timeout, model.id)
+        )
         context.waiting = max([answer.waiting for answer in answers])
         context.service = max([answer.service for answer in answers])
         context.device = answers[-1].device
@@ -427,6 +428,10 @@ class Inference:
             "energy_mj": round(1e3 * sum(energies), 3) if energies else None,
             "energy_source": answers[-1].energy_source if energies else "none",
         }
+
+
+def _sample(codec: Codec, decoded: Any) -> Sample:
+    return Sample(decoded, codec.length_of(decoded), codec.shape_of(decoded))
 
 
 def decode_costs(codec: Codec, encoded: Sequence[bytes]) -> list[DecodeCost]:

@@ -190,9 +190,9 @@ def test_inputs_and_outputs_of_a_call_are_freed_at_its_end_without_the_collector
     def watch(inference: Inference) -> None:
         submit = inference.fleet.submit
 
-        def watched(model: str, inputs: Any, *rest: Any) -> Any:
-            seen.extend(map(weakref.ref, inputs))
-            return submit(model, inputs, *rest)
+        def watched(model: str, samples: Any, *rest: Any) -> Any:
+            seen.extend(weakref.ref(sample.input) for sample in samples)
+            return submit(model, samples, *rest)
 
         inference.fleet.submit = watched  # type: ignore[assignment]
 

@@ -85,7 +85,7 @@ def test_a_body_holds_one_sample_as_nested_lists() -> None:
     sample = read(CODEC, {"inputs": {"x": [[1, 2, 3], [4, 5, 6.5]], "tag": "hello"}})
     np.testing.assert_array_equal(sample["x"], np.array([[1, 2, 3], [4, 5, 6.5]], np.float32), strict=True)
     assert sample["tag"].item() == b"hello"
-    assert CODEC.shape_of(sample) == "2x3,"
+    assert CODEC.shape_of(sample) == ""
     assert not CODEC.varies_in_shape
 
 
