@@ -269,8 +269,8 @@ OPERATION = (
         "has the highest saturation, 1.2 times the best of the others, and LitServe 8, 0 ms, which is busy while it "
         "waits, answers in two thirds of its time at 0.3, and in half at 0.6. The encoder loses to LitServe at all "
         "loads, and at 0.9 to FastAPI. With embeddings Batchwright answers sooner than Infinity, and later than "
-        "batches in order of arrival, at all loads. A likely reason for the losses is that it decodes beside the batch in "
-        "service, whose threads then wait for each other. Encoder and VoiceDetector were measured on commit d50f017, "
+        "batches in order of arrival, at all loads. A likely reason for the losses is that it decodes beside the batch "
+        "in service, whose threads then wait for each other. Encoder and VoiceDetector were measured on commit d50f017, "
         "the others on 3616b61. Other work ran in one round of LitServe 8, 10 ms at 0.3.",
     ),
     Section(
