@@ -270,7 +270,7 @@ OPERATION = (
         "waits, answers in two thirds of its time at 0.3, and in half at 0.6. The encoder loses to LitServe at all "
         "loads, and at 0.9 to FastAPI. With embeddings Batchwright answers sooner than Infinity, and later than "
         "batches in order of arrival, at all loads. A likely reason for the losses is that it decodes beside the batch "
-        "in service, whose threads then wait for each other. Encoder and VoiceDetector were measured on commit d50f017, "
+        "in service, whose threads then wait for each other. Encoder and VoiceDetector were measured on d50f017, "
         "the others on 3616b61. Other work ran in one round of LitServe 8, 10 ms at 0.3.",
     ),
     Section(

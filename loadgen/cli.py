@@ -47,7 +47,7 @@ _UNANSWERED = 1  # exit code where no request was answered under some policy
 MAX_SEND_LAG = 10.0  # ms; above it the generator's own delay distorts the response times
 
 app = typer.Typer()
-_GROUPS = {
+GROUPS = {
     "Arrivals": ("rate", "duration", "arrivals", "seed"),
     "Requests": ("model", "image", "pixels", "body", "sample", "sizes", "size_scale"),
     "Server": ("api_key", "give_up_after", "processes_", "precise"),
@@ -495,7 +495,7 @@ def _title(job: _Job) -> str:
 
 def main() -> None:
     """The console entry point."""
-    run(app, "generate-load", _GROUPS)
+    run(app, "generate-load", GROUPS)
 
 
 if __name__ == "__main__":

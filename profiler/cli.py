@@ -48,11 +48,11 @@ from server.backends.model_devices import ModelDevices
 from server.backends.real_device import Optimise, autotunes, device_settings, find_device, open_meter
 from server.backends.upstream_device import UpstreamDevice, UpstreamExecutor
 from server.backends.worker_device import WorkerDevice
-from server.energy.meters import CountingMeter
+from server.energy.meters import METER_USAGE, METERS, CountingMeter
 from server.models.model import ServedModel
 from server.models.sources import ModelSource, UpstreamSource, source_of
 from server.models.tensors.python_source import SAMPLE_HINT, one_line_errors
-from server.models.upstream_spec import METERS, upstreams_of
+from server.models.upstream_spec import upstreams_of
 from server.models.weights import check_weights
 from server.workers.worker import end_idle
 
@@ -63,7 +63,7 @@ _log = logging.getLogger("batchwright.profiler")
 
 app = typer.Typer()
 
-_GROUPS = {
+GROUPS = {
     "Model and device": ("device", "meter", "max_batch_size", "weights", "sample", "stages", "optimise", "threads"),
     "Measurement": ("quick", "energy_time"),
     "Output": ("output", "plot", "as_json"),
@@ -132,7 +132,7 @@ def profile_model(
     ],
     device: Annotated[str, typer.Option(help="Device: auto, cpu, cuda:N or emulated:PROFILE.")] = "auto",
     meter: Annotated[
-        str, typer.Option(help="Energy meter of another server (oip:URL) on this machine: cpu, cuda:N or none.")
+        str, typer.Option(help=f"Energy meter of another server (oip:URL) on this machine: {METER_USAGE}.")
     ] = "none",
     max_batch_size: Annotated[
         int | None,
@@ -261,7 +261,7 @@ def _upstream_job(
     model: str, source: UpstreamSource, max_batch_size: int, sample: Path | None, meter: str
 ) -> _ProfilingJob:
     if re.fullmatch(METERS, meter) is None:
-        raise SpecError(f"no meter {meter!r}; give none, cpu or cuda:N")
+        raise SpecError(f"no meter {meter!r}; give {METER_USAGE}")
     max_batch_size = min(max_batch_size, source.max_batch_size or max_batch_size)
     served, _ = source.load(model, "", max_batch_size, 1)
     (upstream,) = upstreams_of(source.spec)
@@ -386,7 +386,7 @@ def _print_paths(output: Path | None, key: cache.CacheKey | None) -> None:
 
 def main() -> None:
     """The console entry point."""
-    run(app, "profile-model", _GROUPS)
+    run(app, "profile-model", GROUPS)
 
 
 if __name__ == "__main__":

@@ -15,33 +15,12 @@ from pydantic.fields import FieldInfo
 from policies.command_line.common import INTERRUPTED, VersionFlag, complete_policies, complete_profiles, examples, run
 from policies.cpus import SWITCH_INTERVAL
 from server.app.lifecycle import exit_on_sigterm
-from server.config import Settings, SettingsResult, read_settings
+from server.config import FLAG_GROUPS, Settings, SettingsResult, read_settings
 from server.telemetry.logs import configured_logging
 from server.telemetry.printed import printed_to_log
 
 app = typer.Typer()
 
-_GROUPS = {
-    "Models and devices": (
-        *("profile", "profile_first", "sample", "device", "meter", "max_batch_size", "weights", "optimise", "stages"),
-        *("threads", "reload"),
-    ),
-    "Policy": ("policy", "w2", "slo_p95_ms"),
-    "HTTP and gRPC": ("host", "port", "grpc_port", "api_key_file", "tls_cert", "tls_key", "gateways"),
-    "Limits": (
-        *(
-            "queue_capacity",
-            "queue_bytes",
-            "max_json_bytes",
-            "hung_after_s",
-            "header_timeout_s",
-            "body_timeout_s",
-            "read_timeout_s",
-        ),
-        *("answer_timeout_s", "drain_delay_s"),
-    ),
-    "Logs and traces": ("log_level", "log_format", "otlp_endpoint"),
-}
 _EXAMPLES = examples(
     "serve-model googlenet",
     "serve-model googlenet --slo-p95-ms 50",
@@ -122,9 +101,22 @@ def _serve(result: SettingsResult, started: float) -> int:
     return serving.run(result, FirstProfiles(), started)
 
 
+def _groups() -> dict[str, list[str]]:
+    """Titles of the groups of flags in the help, and the settings in each."""
+    title, groups = "", dict[str, list[str]]()
+    for name in Settings.model_fields:
+        title = FLAG_GROUPS.get(name, title)
+        if title:
+            groups.setdefault(title, []).append(name)
+    return groups
+
+
+GROUPS = _groups()
+
+
 def main() -> None:
     """The console entry point."""
-    run(app, "serve-model", _GROUPS)
+    run(app, "serve-model", GROUPS)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from policies.types import SpecError
-from server.models.upstream_spec import METERS, upstreams_of
+from server.energy.meters import METER_USAGE, METERS
+from server.models.upstream_spec import upstreams_of
 from server.telemetry.logs import LogFormat, LogLevel
 
 _PREFIX = "BATCHWRIGHT_"
@@ -70,6 +71,15 @@ Meter = Annotated[str, StringConstraints(pattern=f"^({METERS})$")]
 _Words = Annotated[list[str], NoDecode, BeforeValidator(_split)]
 
 
+FLAG_GROUPS = {  # in the help, by the first of each in the order of the settings
+    "profile": "Models and devices",
+    "policy": "Policy",
+    "host": "HTTP and gRPC",
+    "queue_capacity": "Limits",
+    "log_level": "Logs and traces",
+}
+
+
 class Settings(BaseSettings):
     """Settings of a server; the description of a field is the help text of its flag.
 
@@ -81,15 +91,16 @@ class Settings(BaseSettings):
     models: _Words = Field(
         min_length=1,
         description="torchvision classification models, or NAME=SPEC, where SPEC is such a model, a model of yours (a "
-        "class in FILE.py:CLASS, an exported program FILE.pt2, or FILE.onnx) or a model of another server "
-        "(oip:http://HOST:PORT/MODEL)",
-    )
-    policy: _Words = Field(
-        [], description="[MODEL=]SPEC: batching policy of MODEL, or of all models without one of their own; else auto"
+        "class in FILE.py:CLASS, an exported program FILE.pt2, or FILE.onnx), an encoder of texts "
+        "(hf:ID_OR_FOLDER) or a model of another server (oip:http://HOST:PORT/MODEL)",
     )
     profile: _Words = Field(
         [],
         description="[MODEL=]PROFILE: a shipped name or a file; else the emulated device's, a cached or a measured one",
+    )
+    profile_first: bool = Field(
+        False,
+        description="measure a profile that is missing before the server is ready, instead of between the first calls",
     )
     sample: _Words = Field(
         [],
@@ -99,8 +110,8 @@ class Settings(BaseSettings):
     device: str = Field("auto", description="auto, cpu, cuda:N or emulated:PROFILE; several are separated by commas")
     meter: Meter = Field(
         "none",
-        description="energy meter of the server of an oip:http://HOST:PORT/MODEL, if it runs on this machine: cpu, "
-        "cuda:N or none",
+        description=f"energy meter of the server of an oip:http://HOST:PORT/MODEL, if it runs on this machine: "
+        f"{METER_USAGE}",
     )
     max_batch_size: int | None = Field(
         None,
@@ -133,6 +144,14 @@ class Settings(BaseSettings):
     stages: int | None = Field(
         None, ge=1, le=64, description="stages into which each network is split, for the policies lazy and catch-up"
     )
+    reload: Literal["beside", "replace"] = Field(
+        "beside",
+        description="how a model is loaded again while the server serves: beside the one in service, which then needs "
+        "memory for both, or replace, after that is removed; its calls get 503 meanwhile",
+    )
+    policy: _Words = Field(
+        [], description="[MODEL=]SPEC: batching policy of MODEL, or of all models without one of their own; else auto"
+    )
     w2: float | None = Field(
         None,
         ge=0,
@@ -144,35 +163,6 @@ class Settings(BaseSettings):
         gt=0,
         allow_inf_nan=False,
         description="bound on the 95th percentile of the response time, ms, where the policy spec does not set it",
-    )
-    queue_capacity: int = Field(1024, ge=1, description="maximum number of waiting requests, over all devices")
-    queue_bytes: int = Field(
-        2**30,
-        ge=2**26,
-        description="memory budget of all calls from their first byte to the end of the response, bytes; "
-        "one call may use half of it",
-    )
-    max_json_bytes: int = Field(
-        8 * 2**20, ge=2**16, le=64 * 2**20, description="maximum size of the JSON part of a call, bytes"
-    )
-    hung_after_s: float = Field(
-        30.0,
-        gt=0,
-        allow_inf_nan=False,
-        description="batch timeout in seconds, or 20 times the expected service time if that is longer; after it the "
-        "model is loaded again in a new process, or the other server is unavailable",
-    )
-    profile_first: bool = Field(
-        False,
-        description="measure a profile that is missing before the server is ready, instead of between the first calls",
-    )
-    reload: Literal["beside", "replace"] = Field(
-        "beside",
-        description="how a model is loaded again while the server serves: beside the one in service, which then needs "
-        "memory for both, or replace, after that is removed; its calls get 503 meanwhile",
-    )
-    gateways: Annotated[str | None, BeforeValidator(_text)] = Field(
-        None, description="without effect, and an error in the next version: one process serves HTTP"
     )
     host: str = Field("127.0.0.1", description="address to bind")
     port: int = Field(8000, ge=0, le=65535, description="port to bind; 0 takes a free one")
@@ -192,6 +182,26 @@ class Settings(BaseSettings):
         None, description="PEM file of the TLS certificate and its chain; plain HTTP without it"
     )
     tls_key: Path | None = Field(None, description="PEM file of the certificate's private key, without a passphrase")
+    gateways: Annotated[str | None, BeforeValidator(_text)] = Field(
+        None, description="without effect, and an error in the next version: one process serves HTTP"
+    )
+    queue_capacity: int = Field(1024, ge=1, description="maximum number of waiting requests, over all devices")
+    queue_bytes: int = Field(
+        2**30,
+        ge=2**26,
+        description="memory budget of all calls from their first byte to the end of the response, bytes; "
+        "one call may use half of it",
+    )
+    max_json_bytes: int = Field(
+        8 * 2**20, ge=2**16, le=64 * 2**20, description="maximum size of the JSON part of a call, bytes"
+    )
+    hung_after_s: float = Field(
+        30.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="batch timeout in seconds, or 20 times the expected service time if that is longer; after it the "
+        "model is loaded again in a new process, or the other server is unavailable",
+    )
     header_timeout_s: float = Field(
         20.0, gt=0, le=86400, allow_inf_nan=False, description="time limit for a client to send a call's headers, s"
     )
@@ -215,11 +225,11 @@ class Settings(BaseSettings):
         allow_inf_nan=False,
         description="time after SIGTERM during which calls are still admitted while readiness is already 503, s",
     )
+    log_level: LogLevel = Field("info", description="lowest level that is logged: debug, info, warning or error")
+    log_format: LogFormat = Field("auto", description="auto (console on a terminal, else json), console or json")
     otlp_endpoint: _Url | None = Field(
         None, description="URL of an OpenTelemetry collector that receives traces; needs the extra otel"
     )
-    log_level: LogLevel = Field("info", description="lowest level that is logged: debug, info, warning or error")
-    log_format: LogFormat = Field("auto", description="auto (console on a terminal, else json), console or json")
 
     _of_model: dict[str, dict[str, Any]] = PrivateAttr(default_factory=dict)
 

@@ -1,7 +1,8 @@
 """Errors of requests, each with the HTTP status of its response, and errors of devices."""
 
 import reprlib
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from typing import Any, ClassVar, Self
 
 import orjson
 
@@ -20,6 +21,13 @@ class ServerError(Exception):
     status: ClassVar[int] = 500
     outcome: ClassVar[str] = "failed"
     retry_after: int | None = None
+
+    @classmethod
+    def kinds(cls) -> Iterator[type[Self]]:
+        """This class and all that derive from it."""
+        yield cls
+        for each in cls.__subclasses__():
+            yield from each.kinds()
 
 
 class BadInputError(ServerError):
@@ -88,7 +96,7 @@ class RejectedError(RetryLaterError):
 
     status = 503
     outcome = "rejected"
-    reason: ClassVar[str]
+    reason: ClassVar[str] = ""
 
 
 class QueueFullError(RejectedError):

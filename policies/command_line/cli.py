@@ -55,7 +55,7 @@ from policies.solver.solver import Solution
 
 app = typer.Typer()
 
-_GROUPS = {
+GROUPS = {
     "Arrivals": ("arrival_rate", "load", "rates"),
     "Objective": ("w1", "w2", "slo_mean_ms", "slo_p95_ms", "slo_share", "power_cap_w", "no_mix", "policy_form"),
     "System": ("min_batch_size", "max_batch_size", "service_distribution"),
@@ -492,7 +492,7 @@ def _print_result(fields: dict[str, Any]) -> None:
 
 def main() -> None:
     """The console entry point."""
-    run(app, "solve-policy", _GROUPS)
+    run(app, "solve-policy", GROUPS)
 
 
 if __name__ == "__main__":

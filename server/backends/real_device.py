@@ -9,7 +9,7 @@ from typing import Literal
 
 from policies.cpus import available_cpus
 from policies.types import SpecError
-from server.energy.meters import EnergyMeter, NoMeter, meter_for
+from server.energy.meters import EnergyMeter, meter_for
 from server.models.model import ServedModel
 from server.workers.worker import find_in_worker
 
@@ -105,8 +105,8 @@ def autotunes(device: RealDevice, model: ServedModel) -> bool:
 
 
 def open_meter(device: str) -> EnergyMeter:
-    """The best energy meter of a device as `find_device` takes it, or of "none"; raises as `find_device`."""
-    if device == "none":
-        return NoMeter()
+    """The best energy meter of a device as `find_device` takes it, or one of the machine; raises as `find_device`."""
+    if not device.startswith(("auto", "cuda")):
+        return meter_for(device)
     found = find_device(device)
     return meter_for(found.place, found.uuid)

@@ -13,6 +13,8 @@ from server.energy.rapl import rapl_meter
 
 _log = logging.getLogger("batchwright.energy")
 _READ_TIMEOUT = 0.5  # s
+METERS = r"none|cpu|cuda:\d{1,4}"  # those of this machine that can be read for another server
+METER_USAGE = "cpu, cuda:N or none"
 
 
 class EnergyMeter(Protocol):

@@ -6,7 +6,6 @@ from urllib.parse import quote, unquote, urlsplit
 from policies.types import SpecError
 
 PREFIX = "oip:"
-METERS = r"none|cpu|cuda:\d{1,4}"  # energy meters of this machine that can be read for another server
 USAGE = "give NAME=oip:http://HOST:PORT/MODEL, several URLs separated by commas"
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from policies.types import Launch, Request
 
@@ -35,6 +36,19 @@ class BatchRecord:
     energy: float | None
     energy_source: str
     next_started: float | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """What the log, the traces and the dashboard's table say of it; times in ms, energy in mJ."""
+        return {
+            "model": self.model,
+            "device": self.device,
+            "policy": self.policy,
+            "reason": self.launch.reason,
+            "batch_size": self.size,
+            "waited_ms": round(1e3 * self.waited, 3),
+            "service_ms": round(1e3 * self.service, 3),
+            "energy_mj": None if self.energy is None else round(1e3 * self.energy, 3),
+        }
 
     @property
     def model(self) -> str:

@@ -39,7 +39,7 @@ class _Series:
     def __init__(self) -> None:
         self.now = _Second()
         self.points: deque[dict[str, Any]] = deque(maxlen=POINTS)
-        self.batches: deque[tuple[Any, ...]] = deque(maxlen=BATCHES)
+        self.batches: deque[dict[str, Any]] = deque(maxlen=BATCHES)
         self.recent: deque[NDArray[np.float64]] = deque(maxlen=WINDOW)
         self.seq = 0
         self.since = 0.0
@@ -67,9 +67,7 @@ class History:
             tally[1] += service
         if energy is not None:
             series.now.joules = energy if series.now.joules is None else series.now.joules + energy
-        series.batches.append(
-            (time.time() - service, batch.size, batch.launch.reason, batch.policy, batch.waited, service, energy)
-        )
+        series.batches.append({"t": round(time.time() - service, 3), **batch.facts()})
 
     def requests_completed(self, model: str, responses: Sequence[float]) -> None:
         """Add the response times of completed requests, s."""
@@ -115,19 +113,8 @@ class History:
         return list(series.points)[-new:] if new else []
 
     def batches(self, model: str) -> list[dict[str, Any]]:
-        """Return the last batches, newest first."""
-        return [
-            {
-                "t": round(at, 3),
-                "size": size,
-                "reason": reason,
-                "policy": policy,
-                "waited_ms": 1e3 * waited,
-                "service_ms": 1e3 * service,
-                "energy_mj": None if energy is None else 1e3 * energy,
-            }
-            for at, size, reason, policy, waited, service, energy in reversed(self._of(model).batches)
-        ]
+        """Return the facts of the last batches with the instants of their launch, s since 1970, newest first."""
+        return list(reversed(self._of(model).batches))
 
     def seq(self, model: str) -> int:
         """Return the number of the newest point; 0 before the first."""

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from policies.planning.prediction import Prediction
 from policies.types import Request
+from server.errors import RejectedError, ServerError
 from server.telemetry.batch_record import BatchRecord
 from server.telemetry.history import History
 from server.telemetry.statistics import Statistics
@@ -20,9 +21,7 @@ _log = logging.getLogger("batchwright.metrics")
 _STEPS = (1, 1.5, 2, 3, 5, 7)  # within a power of ten
 _SECONDS = [0.0005, 0.0007, *(step * unit / 1000 for unit in (1, 10, 100, 1000) for step in _STEPS), 10.0]
 _GAP_SECONDS = [step * unit / 1e5 for unit in (1, 10, 100, 1000) for step in _STEPS]  # 10 us to 70 ms
-_OUTCOMES = ("ok", "bad_input", "rejected", "expired", "cancelled", "failed")
 _TIMED = ("ok", "expired", "cancelled")  # outcomes that miss the objective if they come later
-_REJECTION_REASONS = ("queue_full", "too_late", "bytes", "draining", "unloaded")
 _POLICY_CHANGES = ("drift", "objective", "memory", "sizes")
 _DENIED_STATUSES = (401, 403, 429)
 _Read = Callable[[], float]
@@ -149,11 +148,12 @@ class Metrics:
         self._arrival_rate.labels(model).set_function(arrival_rate)
         self._capacity.labels(model).set_function(capacity)
         self._late.labels(model)
-        for outcome in _OUTCOMES:
+        for outcome in {"ok", "cancelled", *(kind.outcome for kind in ServerError.kinds())}:
             self.outcome(model, outcome, 0)
-        for counter, reasons in ((self._rejected, _REJECTION_REASONS), (self._adapted, _POLICY_CHANGES)):
-            for reason in reasons:
-                counter.labels(model, reason)
+        for reason in {kind.reason for kind in RejectedError.kinds()} - {""}:
+            self._rejected.labels(model, reason)
+        for reason in _POLICY_CHANGES:
+            self._adapted.labels(model, reason)
         for status in _DENIED_STATUSES:
             self._denied.labels(status)
 

@@ -11,7 +11,6 @@ import re
 import time
 from collections.abc import Mapping
 from contextvars import Token
-from typing import Any
 
 from opentelemetry import context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -78,16 +77,8 @@ class Tracing:
         spans = [(call.span, request) for request in calls if (call := request.payload.call).span is not None]
         if not spans:
             return
-        attributes: dict[str, Any] = {
-            "batchwright.model": batch.model,
-            "batchwright.device": batch.device,
-            "batchwright.policy": batch.policy,
-            "batchwright.reason": batch.launch.reason,
-            "batchwright.batch_size": batch.size,
-            "batchwright.first_stage": batch.first_stage,
-        }
-        if batch.energy is not None:
-            attributes["batchwright.energy_j"] = batch.energy
+        facts = batch.facts() | {"first_stage": batch.first_stage}
+        attributes = {f"batchwright.{name}": value for name, value in facts.items() if value is not None}
         epoch = time.time_ns() - time.monotonic_ns()
         batch_span = self._tracer.start_span(
             "batch",

@@ -23,7 +23,7 @@ MODULES: dict[str, Any] = {
     "generate-load": loadgen.cli,
 }
 COMMANDS = {name: module.main for name, module in MODULES.items()}
-GROUPS = {name: module._GROUPS for name, module in MODULES.items()}
+GROUPS = {name: module.GROUPS for name, module in MODULES.items()}
 ENDS = ("", "-x10")
 
 
@@ -73,9 +73,14 @@ def test_the_help_has_groups_and_examples(
 def test_each_parameter_of_a_group_exists(name: str) -> None:
     module = MODULES[name]
     known = {parameter.name for parameter in typer.main.get_command(module.app).params}
-    grouped = [parameter for parameters in module._GROUPS.values() for parameter in parameters]
+    grouped = [parameter for parameters in module.GROUPS.values() for parameter in parameters]
     assert set(grouped) < known
     assert len(grouped) == len(set(grouped)), "in one group only"
+
+
+def test_each_setting_of_a_server_is_in_a_group() -> None:
+    grouped = {name for names in server.cli.GROUPS.values() for name in names}
+    assert grouped == set(server.config.Settings.model_fields) - {"models"}
 
 
 @pytest.mark.parametrize(

@@ -86,8 +86,8 @@ def test_the_last_batches_come_newest_first_with_their_reason() -> None:
     history.batch_completed(batch("smdp", launch(3), 0.02, 0.6))
     history.batch_completed(batch("greedy", launch(1, waited=0.001), 0.01, None))
     newest, oldest = history.batches(M)
-    assert (newest["size"], newest["policy"], newest["energy_mj"]) == (1, "greedy", None)
-    assert (oldest["size"], oldest["reason"], oldest["waited_ms"]) == (3, "policy", pytest.approx(250.0))
+    assert (newest["batch_size"], newest["policy"], newest["energy_mj"]) == (1, "greedy", None)
+    assert (oldest["batch_size"], oldest["reason"], oldest["waited_ms"]) == (3, "policy", pytest.approx(250.0))
     assert (oldest["service_ms"], oldest["energy_mj"]) == (pytest.approx(20.0), pytest.approx(600.0))
 
 

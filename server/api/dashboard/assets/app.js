@@ -147,15 +147,30 @@ function showObjective(p95, slo) {
   find("objective").classList.toggle("over", over);
 }
 
+const digits = (value) => value === null ? "–" : value.toFixed(value < 10 ? 2 : 1);
+const clock = (seconds) => {
+  const at = new Date(1e3 * seconds);
+  return `${at.toLocaleTimeString([], { hour12: false })}.${String(at.getMilliseconds()).padStart(3, "0")}`;
+};
+const BATCH_COLUMNS = [  // title, text of a batch, class
+  ["launched", (b) => clock(b.t)], ["size", (b) => b.batch_size], ["reason", (b) => b.reason], ["policy", (b) => b.policy],
+  ["waiting time of the oldest, ms", (b) => digits(b.waited_ms)], ["service time, ms", (b) => digits(b.service_ms)],
+  ["energy, mJ", (b) => digits(b.energy_mj), "of-energy"],
+];
+
 function showBatches(batches) {
-  const digits = (value) => value === null ? "–" : value.toFixed(value < 10 ? 2 : 1);
-  const rows = batches.map((b) => {
-    const at = new Date(1e3 * b.t), row = document.createElement("tr");
-    const clock = `${at.toLocaleTimeString([], { hour12: false })}.${String(at.getMilliseconds()).padStart(3, "0")}`;
-    for (const value of [clock, b.size, b.reason, b.policy, digits(b.waited_ms), digits(b.service_ms), digits(b.energy_mj)])
-      row.insertCell().textContent = value;
+  const filled = (row, tag, texts) => {
+    texts.forEach((value, i) => {
+      const cell = row.appendChild(document.createElement(tag));
+      cell.textContent = value;
+      cell.className = BATCH_COLUMNS[i][2] ?? "";
+      if (tag === "th") cell.scope = "col";
+    });
     return row;
-  });
+  };
+  const [head] = find("batches").tHead.rows;
+  if (!head.cells.length) filled(head, "th", BATCH_COLUMNS.map(([title]) => title));
+  const rows = batches.map((b) => filled(document.createElement("tr"), "td", BATCH_COLUMNS.map(([, of]) => of(b))));
   find("batches").tBodies[0].replaceChildren(...rows);
 }
 
