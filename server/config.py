@@ -265,11 +265,6 @@ class Settings(BaseSettings):
         pairs = (model.partition("=") for model in self.models)
         return {name: spec or name for name, _, spec in pairs}
 
-    @property
-    def time_limits(self) -> tuple[float, float, float, float]:
-        """The time limits of a connection, s, in the order of `TimeLimits`."""
-        return self.header_timeout_s, self.body_timeout_s, self.read_timeout_s, self.answer_timeout_s
-
     def of(self, model: str) -> Self:
         """The settings with the values that the configuration file gives this model."""
         own = {key: value for key, value in self._of_model.get(model, {}).items() if key != "labels"}

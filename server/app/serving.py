@@ -18,7 +18,7 @@ from server.app.start_checks import ServerPlan, make_plan
 from server.app.traces import exported_traces
 from server.config import Settings, SettingsResult
 from server.transport.connection import Listener
-from server.transport.connection_limits import TimeLimits
+from server.transport.connection_limits import ConnectionLimits
 from server.transport.tls import load_tls
 from server.workers.worker import end_idle, shared_memory
 
@@ -74,7 +74,13 @@ def _is_loopback(host: str) -> bool:
 
 def _listener(settings: Settings) -> Listener:
     tls = load_tls(settings.tls_cert, settings.tls_key)
-    return Listener(TimeLimits(*settings.time_limits), tls, buffers=shared_memory().buffer)
+    limits = ConnectionLimits(
+        headers=settings.header_timeout_s,
+        body=settings.body_timeout_s,
+        reading=settings.read_timeout_s,
+        answer=settings.answer_timeout_s,
+    )
+    return Listener(limits, tls, buffers=shared_memory().buffer)
 
 
 def _check_tracing(settings: Settings) -> None:

@@ -11,8 +11,8 @@ from uvicorn.server import ServerState
 
 from server.errors import render_error
 from server.transport.chunked_body import ChunkedBody, ChunkedBodyError
-from server.transport.connection_limits import ConnectionLimit, TimeLimits, max_connections
-from server.transport.head_reader import MAX_HEADER_BYTES, HeadError, HeadReader
+from server.transport.connection_limits import ConnectionLimit, ConnectionLimits, max_connections
+from server.transport.head_reader import HeadError, HeadReader
 from server.transport.http_call import Buffers, HttpApp, HttpCall
 from server.transport.tls import Tls
 from server.transport.write_limits import WriteLimits
@@ -41,7 +41,7 @@ class Listener:
         received: for all other bytes; each read of a socket is handled before the next.
     """
 
-    limits: TimeLimits = field(default_factory=TimeLimits)
+    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     tls: Tls | None = None
     connections: ConnectionLimit = field(default_factory=ConnectionLimit)
     buffers: Buffers = lambda size: memoryview(bytearray(size))
@@ -79,7 +79,7 @@ class Connection(asyncio.BufferedProtocol):
         self._connections, self._limits, self._received = listener.connections, listener.limits, listener.received
         self._health_only = False
         # the request that is read
-        self._heads = HeadReader()
+        self._heads = HeadReader(listener.limits)
         self._is_whole = False
         self._chunked: ChunkedBody | None = None  # that arrives
         self._body_bytes = 0
@@ -235,8 +235,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._reject(400, f"malformed HTTP request: {error}")
                 return
             self._is_whole = self._chunked.is_whole
-            if self._chunked.other_bytes > MAX_HEADER_BYTES + self._body_bytes:
-                self._reject(431, f"the chunk sizes are over {MAX_HEADER_BYTES} bytes; send longer chunks")
+            if self._chunked.other_bytes > self._limits.header_bytes + self._body_bytes:
+                self._reject(431, f"the chunk sizes are over {self._limits.header_bytes} bytes; send longer chunks")
                 return
         else:
             assert call.head.length is not None

@@ -20,8 +20,8 @@ class OpenConnection(Protocol):
 
 
 @dataclass(frozen=True)
-class TimeLimits:
-    """Time limits of a connection, s.
+class ConnectionLimits:
+    """Limits of a connection: times, s, and the size of a head.
 
     Attributes:
         headers: from connecting, or from the first byte of a later request, to the end of its headers.
@@ -29,6 +29,8 @@ class TimeLimits:
         reading: for the client to read any part of the response, from when the write buffer is full.
         answer: for the client to read the whole response, from when the write buffer is first full.
         keep_alive: from the end of a response to the next request.
+        header_bytes: of request line and headers.
+        header_count: number of headers.
     """
 
     headers: float = 20.0
@@ -36,6 +38,8 @@ class TimeLimits:
     reading: float = 30.0
     answer: float = 300.0
     keep_alive: float = 90.0  # longer than in client pools, so that no client posts into a closed connection
+    header_bytes: int = 2**16
+    header_count: int = 200
 
 
 class ConnectionLimit:

@@ -5,10 +5,9 @@ from typing import NoReturn
 
 import httptools
 
+from server.transport.connection_limits import ConnectionLimits
 from server.transport.http_call import RequestHead
 
-MAX_HEADER_BYTES = 2**16  # bytes of request line and headers
-_MAX_HEADER_COUNT = 200
 _UPGRADE_HEADERS = (b"upgrade", b"http2-settings")
 _LONGEST_REPEATED = 2**11  # bytes of a head that is kept, as the next request may have the same
 _NO_HEAD = b"\0"  # no request begins with it
@@ -36,8 +35,9 @@ class HeadReader:
         began: instant of the first byte of the request, s of time.monotonic; 0 before that.
     """
 
-    def __init__(self) -> None:
-        """Start before the first request."""
+    def __init__(self, limits: ConnectionLimits) -> None:
+        """Start before the first request; `limits` has those of a head."""
+        self._limits = limits
         self.began = 0.0
         self._parser: httptools.HttpRequestParser | None = None  # None between requests
         self._url = b""
@@ -65,7 +65,7 @@ class HeadReader:
             self._head, self._headers, self._url, self._parsed, self.began = None, [], b"", 0, 0.0
         following = self._parse(data)
         if self._head is None:
-            if self._parsed > MAX_HEADER_BYTES:
+            if self._parsed > self._limits.header_bytes:
                 raise self._too_large()
             return None, b""
         size = len(data) - len(following)
@@ -121,9 +121,9 @@ class HeadReader:
     def on_headers_complete(self) -> None:
         """Check the head."""
         assert self._parser is not None
-        if len(self._headers) > _MAX_HEADER_COUNT:
-            self._refuse(431, f"{len(self._headers)} headers, the limit is {_MAX_HEADER_COUNT}; send fewer")
-        if self._parsed > MAX_HEADER_BYTES:
+        if len(self._headers) > (most := self._limits.header_count):
+            self._refuse(431, f"{len(self._headers)} headers, the limit is {most}; send fewer")
+        if self._parsed > self._limits.header_bytes:
             self._refuse(431, str(self._too_large()))
         if self._parser.get_method() == b"CONNECT":
             self._refuse(400, "this is no proxy: CONNECT is not supported; send another method")
@@ -139,6 +139,5 @@ class HeadReader:
         self._error = HeadError(status, message)
         raise self._error
 
-    @staticmethod
-    def _too_large() -> HeadError:
-        return HeadError(431, f"the headers are over {MAX_HEADER_BYTES} bytes; send fewer")
+    def _too_large(self) -> HeadError:
+        return HeadError(431, f"the headers are over {self._limits.header_bytes} bytes; send fewer")

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 
-from server.transport.connection_limits import TimeLimits
+from server.transport.connection_limits import ConnectionLimits
 
 _log = logging.getLogger("batchwright.connection")
 
@@ -11,7 +11,7 @@ _log = logging.getLogger("batchwright.connection")
 class WriteLimits:
     """Aborts a connection whose client reads no part of the response, or not all of it, in time."""
 
-    def __init__(self, limits: TimeLimits, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, limits: ConnectionLimits, loop: asyncio.AbstractEventLoop) -> None:
         """Start without a response."""
         self._limits = limits
         self._loop = loop

@@ -18,7 +18,7 @@ from server.errors import QueueFullError
 from server.transport.accepting import protocol_factory
 from server.transport.auth import Keys, parse_keys
 from server.transport.connection import Connection, Listener
-from server.transport.connection_limits import ConnectionLimit, TimeLimits
+from server.transport.connection_limits import ConnectionLimit, ConnectionLimits
 from server.transport.memory_budget import MemoryBudget
 from server.transport.middleware import RequestMiddleware
 from server.transport.request import JSON_CONTENT, BodyLimit, Handler, RequestContext, client_timeout
@@ -175,7 +175,7 @@ class Server:
 
 @asynccontextmanager
 async def serving(
-    limits: TimeLimits | None = None,
+    limits: ConnectionLimits | None = None,
     tls: Tls | None = None,
     tracing: Any = None,
     keys: bool = False,
@@ -188,7 +188,7 @@ async def serving(
     middleware = RequestMiddleware(
         served, given, tracing, shutting_down=lambda: server.stops, find_inference=served.find
     )
-    listener = Listener(limits or TimeLimits(), tls, ConnectionLimit(), shared_memory().buffer)
+    listener = Listener(limits or ConnectionLimits(), tls, ConnectionLimit(), shared_memory().buffer)
     state = ServerState()
     create = partial(protocol_factory(listener, middleware), server_state=state, _loop=loop)
     server = Server(served, listener, state, create, errors)

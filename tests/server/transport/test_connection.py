@@ -18,7 +18,7 @@ from uvicorn.server import ServerState
 
 from server.transport.accepting import protocol_factory
 from server.transport.connection import Listener
-from server.transport.connection_limits import TimeLimits
+from server.transport.connection_limits import ConnectionLimits
 from server.transport.tls import Tls
 from tests.support.asgi import AsgiApp
 from tests.support.certificates import certificate
@@ -26,7 +26,7 @@ from tests.support.certificates import certificate
 Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connect = Callable[[], Coroutine[Any, Any, Client]]
 
-SHORT = TimeLimits(headers=0.15, body=0.15, reading=0.15, keep_alive=0.15)
+SHORT = ConnectionLimits(headers=0.15, body=0.15, reading=0.15, keep_alive=0.15)
 GET = b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
 
@@ -49,7 +49,7 @@ async def answer(send: Send, body: bytes, status: int = 200) -> None:
 
 
 @asynccontextmanager
-async def listening(limits: TimeLimits, app: ASGIApp = echo, tls: Tls | None = None) -> AsyncIterator[Connect]:
+async def listening(limits: ConnectionLimits, app: ASGIApp = echo, tls: Tls | None = None) -> AsyncIterator[Connect]:
     loop, loop_errors = asyncio.get_running_loop(), list[Any]()
     loop.set_exception_handler(lambda _, context: loop_errors.append(context))
     state = ServerState()
@@ -65,12 +65,12 @@ async def listening(limits: TimeLimits, app: ASGIApp = echo, tls: Tls | None = N
 
 
 def exchange(
-    *pieces: bytes, limits: TimeLimits | None = None, app: ASGIApp = echo, close: bool = False
+    *pieces: bytes, limits: ConnectionLimits | None = None, app: ASGIApp = echo, close: bool = False
 ) -> list[tuple[int, bytes]]:
     """Send bytes and return the responses until the server closes the connection."""
 
     async def run_client() -> list[tuple[int, bytes]]:
-        async with listening(limits or TimeLimits(), app) as connect:
+        async with listening(limits or ConnectionLimits(), app) as connect:
             reader, writer = await connect()
             for piece in pieces:
                 writer.write(piece)
@@ -305,7 +305,7 @@ def test_over_the_limit_connections_in_use_stay_and_only_health_checks_are_accep
         return reply
 
     async def run_client() -> None:
-        async with listening(TimeLimits(), waiting) as connect:
+        async with listening(ConnectionLimits(), waiting) as connect:
             used = [await connect() for _ in range(2)]
             for _, writer in used:
                 writer.write(GET % 1)
@@ -334,7 +334,7 @@ def test_over_the_limit_an_unused_connection_is_closed_first_then_the_longest_id
     monkeypatch.setattr("server.transport.connection_limits._MAX_CONNECTIONS", 3)
 
     async def run_client() -> None:
-        async with listening(TimeLimits()) as connect:
+        async with listening(ConnectionLimits()) as connect:
             kept = [await connect() for _ in range(2)]
             for reader, writer in kept:
                 writer.write(GET % 1)
@@ -402,7 +402,7 @@ def test_a_client_that_reads_slowly_is_disconnected_after_the_limit_for_the_whol
 
     async def run_client() -> None:
         loop = asyncio.get_running_loop()
-        async with listening(TimeLimits(reading=1e3, answer=0.3), much) as connect:
+        async with listening(ConnectionLimits(reading=1e3, answer=0.3), much) as connect:
             reader, writer = await connect()
             writer.write(GET % 1)
             began = loop.time()
@@ -430,7 +430,7 @@ def test_a_pipelined_body_is_not_read_before_its_request_runs() -> None:
         await answer(send, b"")
 
     async def run_client() -> Any:
-        async with listening(TimeLimits(), noticing) as connect:
+        async with listening(ConnectionLimits(), noticing) as connect:
             reader, writer = await connect()
             writer.transport.set_write_buffer_limits(2**25)
             tracemalloc.start()
@@ -479,7 +479,7 @@ def test_pipelined_requests_take_the_memory_of_one_read() -> None:
         await answer(send, b"")
 
     async def run_client() -> Any:
-        async with listening(TimeLimits(), slow) as connect:
+        async with listening(ConnectionLimits(), slow) as connect:
             reader, writer = await connect()
             tracemalloc.start()
             writer.write(GET % 1 * 200_000)
@@ -516,7 +516,7 @@ def test_expect_100_continue_is_continued_or_answered_and_closed() -> None:
     assert exchange(request, app=answer_early) == [(200, b"")]
 
     async def waits() -> None:
-        async with listening(TimeLimits()) as connect:
+        async with listening(ConnectionLimits()) as connect:
             reader, writer = await connect()
             writer.write(request)
             assert await read_replies(reader, 1) == [(100, b"")]
@@ -534,7 +534,7 @@ def test_an_endless_body_is_discarded_only_up_to_a_limit(monkeypatch: pytest.Mon
         await answer(send, b"", 200)
 
     async def run_client() -> None:
-        async with listening(TimeLimits(), answer_early) as connect:
+        async with listening(ConnectionLimits(), answer_early) as connect:
             _, writer = await connect()
             with pytest.raises(ConnectionError):
                 await send_endless_body(writer)
@@ -558,7 +558,7 @@ def test_a_disconnect_is_noticed_whatever_follows_the_request(rest: bytes) -> No
         left.append((await receive())["type"] == "http.disconnect")
 
     async def run_client() -> None:
-        async with listening(TimeLimits(), slow) as connect:
+        async with listening(ConnectionLimits(), slow) as connect:
             _, writer = await connect()
             writer.write(GET % 1 + rest)
             await until(lambda: begun)
@@ -577,7 +577,7 @@ def test_connections_over_the_limit_are_closed_although_all_are_in_use(monkeypat
         await receive()
 
     async def run_client() -> None:
-        async with listening(TimeLimits(), never) as connect:
+        async with listening(ConnectionLimits(), never) as connect:
             clients = []
             for _ in range(10):
                 clients.append(await connect())
@@ -601,8 +601,10 @@ def test_the_time_in_which_a_handler_does_not_read_is_not_that_of_its_client() -
         await echo(scope, receive, send)
 
     head = b"POST / HTTP/1.1\r\nConnection: close\r\nContent-Length: 300000\r\n\r\n"
-    assert exchange(head + bytes(300_000), limits=TimeLimits(body=0.2), app=late) == [(200, b"/ 300000 2")]
-    assert [status for status, _ in exchange(head + bytes(299_999), limits=TimeLimits(body=0.2), app=late)] == [408]
+    assert exchange(head + bytes(300_000), limits=ConnectionLimits(body=0.2), app=late) == [(200, b"/ 300000 2")]
+    assert [status for status, _ in exchange(head + bytes(299_999), limits=ConnectionLimits(body=0.2), app=late)] == [
+        408
+    ]
 
 
 @pytest.mark.parametrize("bodies", [[b"ab"], [b"abcd"], [b"abc", b"d"], [b"a", b"b", b""]])
@@ -615,7 +617,7 @@ def test_a_response_of_another_length_than_it_says_closes_the_connection(
             await send({"type": "http.response.body", "body": body, "more_body": number < len(bodies)})
 
     async def run_client() -> bytes:
-        async with listening(TimeLimits(), wrong) as connect:
+        async with listening(ConnectionLimits(), wrong) as connect:
             reader, writer = await connect()
             writer.write(GET % 1)
             received = b""

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from server.errors import ServerError
 from server.telemetry.tracing import Tracing
-from server.transport.connection_limits import TimeLimits
+from server.transport.connection_limits import ConnectionLimits
 from server.transport.http_call import HttpCall
 from server.transport.request import RequestContext
 from server.transport.tls import Tls
@@ -153,7 +153,7 @@ def test_all_calls_of_a_batch_are_answered_before_one_is_accounted_for(
 
 def test_a_slow_body_is_answered_408_and_an_idle_connection_is_closed(loop: str) -> None:
     async def scenario() -> None:
-        async with serving(limits=TimeLimits(body=0.1, keep_alive=0.1)) as server:
+        async with serving(limits=ConnectionLimits(body=0.1, keep_alive=0.1)) as server:
             reader, writer = await connect(server)
             writer.write(post("/predict/echo", bytes(SIZE))[:-1])
             assert (await response(reader)).status == 408
@@ -175,7 +175,7 @@ def test_a_slow_body_is_answered_408_and_an_idle_connection_is_closed(loop: str)
 
 def test_a_client_that_does_not_read_its_response_is_disconnected(loop: str) -> None:
     async def scenario() -> None:
-        async with serving(limits=TimeLimits(reading=0.1)) as server:
+        async with serving(limits=ConnectionLimits(reading=0.1)) as server:
             client = await server.pair()
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.sendall(post("/predict/large", b"abc"))

@@ -9,7 +9,7 @@ from uvicorn.server import ServerState
 
 from server.transport import connection_limits
 from server.transport.connection import Connection, Listener
-from server.transport.connection_limits import TimeLimits
+from server.transport.connection_limits import ConnectionLimits
 from tests.server.transport.test_connection import echo
 from tests.support.asgi import AsgiApp
 from tests.support.virtual_clock import virtual_loop
@@ -46,7 +46,7 @@ def time_until_abort(pace: float, leaving: bool) -> float:
     """Return the time until 1 MB is read or the connection is aborted, s."""
     with closing(virtual_loop()) as loop:
         transport = SlowTransport(loop, 10**6, pace)
-        listener = Listener(TimeLimits(headers=10**6, reading=30.0, answer=2000.0))
+        listener = Listener(ConnectionLimits(headers=10**6, reading=30.0, answer=2000.0))
         connection = Connection(listener, AsgiApp(echo), ServerState(), loop)
         connection.connection_made(transport)
         connection.pause_writing()
