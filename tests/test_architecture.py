@@ -33,7 +33,7 @@ LAYERS = {
 ROOT_MODULES = {
     "errors": set[str](),
     "json_body": {"errors"},
-    "config": {"models", "telemetry"},  # the accepted values of text lengths and log formats
+    "config": {"models", "energy", "telemetry"},  # the accepted values of upstreams, meters and log formats
     "cli": {"app", "transport", "telemetry", "config"},
 }
 POLICIES = (  # each imports only those before it
