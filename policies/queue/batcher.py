@@ -164,6 +164,10 @@ class Batcher:
         rates, mean_rates = self.monitor.rates(now), self.monitor.mean_rates(now)
         return State(now, tuple(self._waiting), tuple(self._suspended), rates, mean_rates)
 
+    def next_action(self, now: float) -> Action:
+        """Return the action that `decide` would take at `now`, s, unchecked, without taking it."""
+        return self._within_tokens(self.policy.decide(self.state(now)))
+
     def decide(self, now: float) -> Action:
         """Return the policy's action; a launched batch moves from the queue into service.
 
@@ -172,7 +176,7 @@ class Batcher:
         """
         if not self._waiting and not self._suspended:
             return Wait()
-        action = self._within_tokens(self.policy.decide(self.state(now)))
+        action = self.next_action(now)
         match action:
             case Launch():
                 self._take(action, now)

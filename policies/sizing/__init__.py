@@ -1,1 +1,1 @@
-"""Request sizes: bins, size distributions and prediction of service times."""
+"""Request sizes: bins and size distributions."""

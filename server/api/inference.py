@@ -58,6 +58,7 @@ def decoding_limits(threads: int) -> dict[str, Any]:
     return {
         "decoders": ThreadPoolExecutor(threads, "decoding"),
         "decoding": asyncio.Semaphore(threads),
+        "small_images": asyncio.Semaphore(threads + _WAITING),
         "heavy": asyncio.Semaphore(max(1, threads // 2)),
         "user_pool": ThreadPoolExecutor(threads, "user-code"),
         "user_code": asyncio.Semaphore(threads),

@@ -1,7 +1,7 @@
 """The OpenAPI document: what routes declare for FastAPI, which generates it, and what is added to its output.
 
-The inference routes are on bare ASGI, outside FastAPI, so their bodies are declared here. schemathesis compares the
-document with the running server.
+The inference routes have handlers of their own, outside FastAPI, so their bodies are declared here. schemathesis
+compares the document with the running server.
 """
 
 from collections.abc import Callable, Sequence
@@ -94,8 +94,8 @@ def documented(
     return {"summary": summary, "response_model": response, "responses": responses, "openapi_extra": extra}
 
 
-async def bare_asgi_route() -> None:
-    """Endpoint of a route that is on bare ASGI: declares it to FastAPI, which never receives its requests."""
+async def route_outside_fastapi() -> None:
+    """Endpoint of a route with a handler of its own: declares it to FastAPI, which never receives its requests."""
     raise NotImplementedError
 
 
@@ -134,7 +134,7 @@ def add_texts(app: FastAPI, models: Callable[[], Sequence[str]]) -> None:
         ("/rerank", "Texts by their relevance to a query", schemas.Ranking | list[schemas.Rank], RerankCall),
     ):
         given: _Json = {"parameters": [TIMEOUT], "body": json_content(body), "error": schemas.TextError}
-        app.post(path, **documented(summary, response, INFERENCE_ERRORS, **given))(bare_asgi_route)
+        app.post(path, **documented(summary, response, INFERENCE_ERRORS, **given))(route_outside_fastapi)
 
     route = documented("The models, as OpenAI lists them", schemas.ModelList, KEYED_ERRORS, error=schemas.TextError)
 
@@ -156,4 +156,4 @@ def add_predict(app: FastAPI) -> None:
             parameters=parameters,
             body=body,
         )
-        app.post(path, **route)(bare_asgi_route)
+        app.post(path, **route)(route_outside_fastapi)

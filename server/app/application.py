@@ -32,7 +32,7 @@ Background = Callable[[], Coroutine[None, None, None]]  # runs until it is cance
 
 
 class Application:
-    """The ASGI application: the two inference routes by their handlers, all others on FastAPI.
+    """The ASGI application: the inference routes by their handlers, all others on FastAPI.
 
     FastAPI's layers would take longer than the rest of an inference call.
     """

@@ -8,11 +8,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from policies.objectives.frontier import SHARE
 from policies.types import SpecError
 from server.api.inference import Inference
+from server.api.open_inference.repository import State
 from server.app.backend import Backend, LoadedModel, ProfileSource, load_again
 from server.app.start_checks import check_upstreams
 from server.errors import (
@@ -31,7 +32,6 @@ from server.scheduling.solver_process import choose_in_process
 
 _log = logging.getLogger("batchwright")
 _POLL_INTERVAL = 0.25  # s, at which a call that waits for a load notices the shutdown
-State = Literal["READY", "LOADING", "UNAVAILABLE"]
 _T = TypeVar("_T")
 _Staged = list[tuple[Dispatcher, LoadedModel]]  # a model on each of its devices
 

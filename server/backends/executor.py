@@ -47,7 +47,7 @@ class Batch:
     id: str = ""
 
     @property
-    def key(self) -> str:
+    def model_id(self) -> str:
         """The id of the model on its device."""
         return self.id or self.model
 
@@ -71,7 +71,7 @@ class Standby:
     __slots__ = ("_offered", "_to_worker", "worker")
 
     def __init__(self) -> None:
-        self._offered: deque[_Work] = deque()
+        self._offered: deque[_Offer] = deque()
         self.worker: StandbyWorker | None = None
         self._to_worker = False
 
@@ -92,7 +92,7 @@ class Standby:
             return False
         return True
 
-    def take(self, outputs: Sequence[Any]) -> "_Work | None":
+    def take(self, outputs: Sequence[Any]) -> "_Offer | None":
         """Take the offer, if there is one, after a batch with these outputs: they are its inputs if it has none."""
         try:
             batch, done = self._offered.pop()
@@ -133,7 +133,7 @@ class Completion:
     cpu_time: float | None = None
 
 
-_Work = tuple[Batch, asyncio.Future[Completion]]
+_Offer = tuple[Batch, asyncio.Future[Completion]]
 
 
 class Executor(Protocol):
@@ -155,10 +155,10 @@ class Executor(Protocol):
 
 @runtime_checkable
 class RestartableExecutor(Protocol):
-    """An Executor that may survive a batch that does not end."""
+    """An Executor that may survive a batch that does not end, or the death of its process."""
 
     async def restart(self, model: str, error: DeviceLostError, /) -> None:
-        """Make the device usable after a batch of `model` did not end in time; raises `error` if it cannot."""
+        """Make the device usable after a batch of `model` ended by this error; raises it if it cannot."""
         ...
 
 
@@ -397,7 +397,7 @@ class ThreadExecutor:
         self._thread = threading.Thread(target=_work_off, args=(self._work,), name="device", daemon=True)
         self._thread.start()
 
-    def _serve(self, work: "_Work") -> None:
+    def _serve(self, work: "_Offer") -> None:
         """Run a batch, unless its timeout has passed while it was queued, and then the standby launches.
 
         Each of these is taken, and started if the device can, before the loop is told of the batch before.
@@ -407,7 +407,7 @@ class ThreadExecutor:
                 self._run_batches(work)
             self._in_thread.pop()
 
-    def _run_batches(self, work: "_Work") -> None:
+    def _run_batches(self, work: "_Offer") -> None:
         batch, done = work
         running: DeviceRun | None = DeviceRun(self._device, batch)
         while running is not None:

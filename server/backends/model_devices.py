@@ -31,11 +31,11 @@ class ModelDevices:
 
     def serve(self, batch: Batch, /) -> Sequence[Any]:
         """Run the batch on its model's device."""
-        return self._devices[batch.key].serve(batch)
+        return self._devices[batch.model_id].serve(batch)
 
     def launch(self, batch: Batch, /) -> RunningBatch | None:
         """Start the batch; None if its model's device cannot launch."""
-        launch = getattr(self._devices[batch.key], "launch", None)
+        launch = getattr(self._devices[batch.model_id], "launch", None)
         running: RunningBatch | None = None if launch is None else launch(batch)
         return running
 
@@ -77,7 +77,7 @@ class ModelDevices:
 
     def direct(self, batch: Batch) -> DirectDevice | None:
         """The device of the batch, if the event loop can hand it over; else None."""
-        device = self._devices.get(batch.key)
+        device = self._devices.get(batch.model_id)
         return device if isinstance(device, DirectDevice) else None
 
     def of(self, model: str) -> Device | None:
@@ -100,7 +100,8 @@ class ModelDevices:
         Raises:
             DeviceLostError: they have no process of their own.
         """
-        own = [device for model, device in self._devices.items() if self._names[model] == name]
+        devices = [*self._devices.items()]  # other threads add and remove models meanwhile
+        own = [device for model, device in devices if self._names.get(model) == name]
         if not all(isinstance(device, LoadedDevice) for device in own):
             raise DeviceLostError(f"{name} cannot be loaded again")
         for device in own:

@@ -260,7 +260,7 @@ class BatchLane:
         if self._in_service is None or self._others():
             return False
         running = self._in_service.batch
-        if batch.key != running.key or _size(batch.inputs) > _LARGE:
+        if batch.model_id != running.model_id or _size(batch.inputs) > _LARGE:
             return False
         batch = self._runnable(batch)
         number, message = next(self._numbers), self._message(batch)

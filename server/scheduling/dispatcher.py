@@ -35,13 +35,13 @@ from server.errors import (
 )
 from server.scheduling.accounting import Accounting
 from server.scheduling.admission import DEFAULT_LIMITS, Admission, Limits, reject_if_full, reject_if_too_many_shapes
-from server.scheduling.batch_recovery import BatchRecovery
 from server.scheduling.calls import BatchRun, InferenceCall, Sample, fail_all, make_batch
 from server.scheduling.expiry import Expiry
 from server.scheduling.forecast import Forecast
 from server.scheduling.lookahead import Lookahead
 from server.scheduling.policies_in_use import PoliciesInUse
 from server.scheduling.queue_view import QueueView
+from server.scheduling.recovery import BatchRecovery
 from server.telemetry.metrics import Metrics
 
 _log = logging.getLogger("batchwright.dispatcher")

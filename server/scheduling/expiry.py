@@ -55,7 +55,7 @@ class Expiry:
     def drop_late(self, now: float) -> None:
         """Drop the requests of a launch at `now`, s, whose timeout passes before it can complete."""
         while (expiry := self._batcher.next_expiry()) < inf and expiry < now + self._forecast.next_launch_bound():
-            action = self._batcher.policy.decide(self._batcher.state(now))
+            action = self._batcher.next_action(now)
             if not isinstance(action, Launch):
                 return
             end = now + self._forecast.least_time_of(action)

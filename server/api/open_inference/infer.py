@@ -40,11 +40,6 @@ class Infer:
         self._inference = inference
         self._headers: dict[tuple[str, bytes], InferHeader] = {}  # of documents that clients repeat
 
-    def model_of(self, path: str) -> str | None:
-        """Return the name of the model in the path of an inference call; None for other paths."""
-        match = self._PATH.fullmatch(path)
-        return None if match is None else match[1]
-
     def find(self, path: str) -> Handler | None:
         """Return the handler of POST requests with this path, which answers errors; None for other paths."""
         match = self._PATH.fullmatch(path)

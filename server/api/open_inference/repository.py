@@ -17,13 +17,13 @@ from server.transport.memory_budget import MemoryBudget
 from server.transport.request import BodyLimit, RequestContext
 
 _BODY = BodyLimit(1024, "send none")
-_State = Literal["READY", "LOADING", "UNAVAILABLE"]
+State = Literal["READY", "LOADING", "UNAVAILABLE"]
 
 
 class ModelRepository(Protocol):
     """The models that the server's configuration lists."""
 
-    def states(self) -> Sequence[tuple[str, _State, str]]:
+    def states(self) -> Sequence[tuple[str, State, str]]:
         """Name and state of each model, and the reason if it is not ready."""
         ...
 

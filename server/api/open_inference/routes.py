@@ -24,9 +24,9 @@ from server.api.openapi import (
     MODEL_ERRORS,
     TIMEOUT,
     VERSION_PARAMETER,
-    bare_asgi_route,
     documented,
     json_content,
+    route_outside_fastapi,
 )
 from server.models.model import ServedModel
 
@@ -119,4 +119,4 @@ def add_open_inference(app: FastAPI, routes: DescriptionRoutes) -> None:
                 body=json_content(schemas.InferRequest) | {"application/octet-stream": BINARY},
                 content={"application/octet-stream": BINARY},
             ),
-        )(bare_asgi_route)
+        )(route_outside_fastapi)

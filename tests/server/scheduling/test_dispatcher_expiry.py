@@ -47,6 +47,17 @@ def test_expired_requests_raise_the_margin_of_admission_control() -> None:
     run_scenario(scenario, chosen(greedy(8)), slow)
 
 
+def test_a_launch_that_the_limit_of_tokens_makes_smaller_is_judged_as_it_is_launched() -> None:
+    profile = replace(STEPS, max_batch_tokens=2)  # batches of two of length 1: 12 ms, but 18 ms for eight
+
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
+        urgent = [submit(dispatcher, "m", [float(n)], 0.0155, [1.0]) for n in range(2)]
+        others = [submit(dispatcher, "m", [float(n)], lengths=[1.0]) for n in range(6)]
+        await asyncio.gather(*urgent, *others)
+
+    run_scenario(scenario, chosen(greedy(8), profile))
+
+
 def test_calls_that_have_expired_already_are_queued_and_dropped_on_the_servers_event_loop() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()

@@ -28,7 +28,7 @@ from server.errors import (
 )
 from server.scheduling.calls import Sample
 from server.scheduling.dispatcher import Dispatcher
-from server.scheduling.recovery import Recovery, recover
+from server.scheduling.recovery import Recovery, run_in_parts
 from server.telemetry.metrics import Metrics
 from tests.support.fakes import UNLIMITED, FakeExecutor, chosen, run_scenario, submit
 from tests.support.virtual_clock import pause, virtual_loop
@@ -229,7 +229,7 @@ class Parts:
 
     def recover(self, inputs: Sequence[Any], error: Exception) -> Recovery:
         async def main() -> Recovery:
-            return await recover(lambda part: asyncio.ensure_future(self.run(part)), self.restart, batch, error)
+            return await run_in_parts(lambda part: asyncio.ensure_future(self.run(part)), self.restart, batch, error)
 
         batch = Batch("m", inputs)
         return asyncio.run(main())

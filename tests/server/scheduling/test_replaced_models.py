@@ -12,6 +12,7 @@ from policies.rules.control_limit import static
 from policies.rules.finish_first import FinishRetired
 from policies.types import BatchKey, Launch, Request, State, Wait
 from server.backends.executor import Batch, Completion
+from server.errors import OutOfMemoryError
 from server.scheduling.dispatcher import Dispatcher
 from tests.support.fakes import FakeExecutor, chosen, run_scenario, submit
 
@@ -64,6 +65,24 @@ def test_models_of_one_name_never_share_a_batch_even_while_the_server_drains() -
         assert sorted(executor.batches) == [(model, 2) for model in MODELS]
 
     run_scenario(scenario, chosen(static(8)), Recording())
+
+
+def test_a_batch_of_a_replaced_model_that_does_not_fit_the_memory_does_not_reduce_those_of_the_new_one() -> None:
+    class Large(Recording):
+        async def run_to_end(self, batch: Batch) -> Completion:
+            if batch.id == "m" and len(batch.inputs) > 2:
+                raise OutOfMemoryError
+            return await super().run_to_end(batch)
+
+    async def scenario(dispatcher: Dispatcher, executor: Any) -> None:
+        old = [submit(dispatcher, "m", [n], id="m") for n in range(4)]
+        dispatcher.policies.switch("m", "m#2", chosen(static(8))["m"])
+        await asyncio.gather(*old)
+        assert sorted(size for _, size in executor.batches) == [2, 2]
+        await asyncio.gather(*(submit(dispatcher, "m", [n], id="m#2") for n in range(8)))
+        assert executor.batches[-1] == ("m#2", 8)
+
+    run_scenario(scenario, chosen(static(8)), Large())
 
 
 def test_calls_of_an_unloaded_model_are_served() -> None:
