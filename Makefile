@@ -44,10 +44,10 @@ test test-all: export PYTHONDONTWRITEBYTECODE =
 run_tests = $(BIN)/python -m pytest -m "not gpu" -q $(1) -n $(TEST_PROCESSES) --dist worksteal || { test $$? -eq 1 && \
 	$(BIN)/python -m pytest -m "not gpu" -q --last-failed --last-failed-no-failures none; }
 
-test: $(STAMP)  ## run the tests that need no GPU and start no whole server, in several processes; those that fail once more, alone
-	$(call run_tests,--ignore tests/system --ignore tests/examples)
+test: $(STAMP)  ## run the tests of the product that need no GPU and start no whole server, in several processes; failed ones once more, alone
+	$(call run_tests,--ignore tests/system --ignore tests/examples --ignore tests/research)
 
-test-all: $(EXAMPLES)  ## the same with the tests of whole servers and of the examples
+test-all: $(EXAMPLES)  ## the same with the tests of whole servers, examples and research
 	$(call run_tests)
 
 check: $(EXAMPLES)  ## what CI runs: lint, types, tests

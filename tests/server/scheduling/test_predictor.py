@@ -33,7 +33,7 @@ class Counting:
 
 
 def compare(
-    truth: Profile, gaps: Callable[[np.random.Generator], float], duration: float = 200.0
+    truth: Profile, gaps: Callable[[np.random.Generator], float], duration: float = 130.0
 ) -> tuple[Comparison | None, int, str]:
     """The last comparison, the number of predictions, and the metrics, of a device that serves by `truth`."""
     loop, rng, counting = virtual_loop(), np.random.default_rng(0), Counting()
@@ -107,7 +107,7 @@ def test_a_prediction_is_made_again_within_seconds_when_the_device_is_slower(fac
         metrics.observe_batches("fake", predictor.completed)
         tasks = [asyncio.ensure_future(dispatcher.run()), asyncio.ensure_future(predictor.run())]
         counts = []
-        for end in (100.0, 115.0):
+        for end in (66.0, 81.0):
             while loop.time() < end:
                 await asyncio.sleep(1 / 60)
                 submit(dispatcher, "m", [1.0])

@@ -114,7 +114,7 @@ def _comparable(response: Response) -> Any:
 
 
 @settings(
-    max_examples=100,
+    max_examples=60,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
 )
 @given(connections())
