@@ -12,7 +12,7 @@ from policies.command_line.results import PolicyResult, SimulationResult, evalua
 from policies.objectives.bounds import FORMS, check_form
 from policies.objectives.trial import Trial
 from policies.planning.simulation import simulate_policy
-from policies.profile import Profile
+from policies.profile import Profile, resource_of
 from policies.queue.monitor import ForgettingMonitor
 from policies.solver.distributions import distribution
 from policies.solver.model import Problem, build_model
@@ -30,6 +30,8 @@ def solve(
     slo_p95_ms: float | None = None,
     slo_share: str | Sequence[str] | None = None,
     power_cap_w: float | None = None,
+    resource_cap: float | None = None,
+    resource: str | None = None,
     no_mix: bool = False,
     policy_form: str = FORMS[0],
     min_batch_size: int = 1,
@@ -44,17 +46,21 @@ def solve(
 ) -> PolicyResult:
     """Find the policy that minimises w1 x mean response time + w2 x mean power, or that keeps a bound.
 
+    Where a profile has no energies, power stands for the cores or the busy share of the device that a policy takes.
+
     Args:
         profile: service times and energies by batch size.
         arrival_rate: requests per second; give either this or the load.
         load: arrival rate over the largest service rate, between 0 and 1.
         w1: weight of the mean response time, per ms.
-        w2: weight of the mean power, per W; None: 0, or chosen by the bound.
+        w2: weight of the mean power, per W (or core, or busy share); None: 0, or chosen by the bound.
         slo_mean_ms: minimise power within this mean response time, ms.
         slo_p95_ms: minimise power within this 95th percentile of the response time, ms.
         slo_share: MS:SHARE: minimise power with this share of the requests answered within MS ms; one, or
             several that are kept together.
         power_cap_w: minimise the mean response time within this mean power, W.
+        resource_cap: the same of the resource that is saved, in its unit: W, cores, or busy share.
+        resource: what to save, energy, cpu_time or busy_time; None: the first that the profile has.
         no_mix: meet the bound with one table instead of a mix of two.
         policy_form: of the policy that keeps a percentile: max-ages (least power) or batch-size.
         min_batch_size: smallest batch, in requests.
@@ -70,10 +76,11 @@ def solve(
     Raises:
         SpecError: no policy keeps the bound, the load is 1 or more, or an argument is invalid. It is a ValueError.
     """
+    profile = profile.saving(resource_of(resource))
     problem = _problem(profile, service_distribution, arrival_rate, load, max_batch_size, min_batch_size)
     problem = replace(problem, w1=w1, w2=w2 or 0.0)
     scheme = scheme_of(method, overflow_cost, max_queue_length, epsilon, max_iterations)
-    bounds = bounds_of(w2, (slo_mean_ms, slo_p95_ms, slo_share, power_cap_w), check_form(policy_form))
+    bounds = bounds_of(w2, (slo_mean_ms, slo_p95_ms, slo_share, power_cap_w, resource_cap), check_form(policy_form))
     options = SolveOptions(problem, None, scheme, bounds, not no_mix, 0, seed, policy_form)
     check_options(options, writes=False)
     with _one_thread():
@@ -147,8 +154,8 @@ def simulate(
     problem = _problem(profile, service_distribution, arrival_rate, load, max_batch_size)
     trial = Trial(problem, requests, seed)
     with _one_thread():
-        chosen = _chosen(policy, problem.truncated_profile)
-    return SimulationResult.of(simulate_policy(chosen, trial.instants, service_time=trial.service_time()))
+        chosen = _chosen(policy, problem.truncated_profile.charged)
+    return SimulationResult.of(simulate_policy(chosen, trial.instants, service_time=trial.service_time()), profile)
 
 
 def _problem(

@@ -30,6 +30,7 @@ class Response(NamedTuple):
     waiting: float | None = None
     service: float | None = None
     energy: float | None = None
+    cpu_time: float | None = None
     error: str = ""
 
 
@@ -202,6 +203,7 @@ def to_response(facts: Any) -> Response:
         waiting=_number(facts, "waiting_ms", 1e3),
         service=_number(facts, "service_ms", 1e3),
         energy=_number(facts, "energy_mj", 1e3),
+        cpu_time=_number(facts, "cpu_ms", 1e3),
     )
 
 

@@ -66,7 +66,7 @@ def _table(results: Sequence[RunResult]) -> str:
         counts += _row(f"not answered: {status}", [result.report["errors"].get(status, 0) for result in results], True)
     rows = []
     for key, (label, unit) in ROWS.items():
-        values = [dict[str, Any](result.report)[key] for result in results]
+        values = [dict[str, Any](result.report).get(key) for result in results]
         if any(value is not None for value in values):
             rows.append(_row(", ".join(filter(None, (label, unit))), values, key in _LESS_IS_BETTER))
     return f"<thead><tr><td></td>{head}</tr></thead><tbody>{counts}{''.join(rows)}</tbody>"

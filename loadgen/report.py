@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ class Record:
         waiting: waiting time measured by the server, arrival to launch, s.
         service: service time measured by the server, launch to completion, s.
         energy: its share of the batch's energy, J.
+        cpu_time: its share of the batch's CPU time, s.
     """
 
     scheduled: float
@@ -38,6 +39,7 @@ class Record:
     waiting: float | None = None
     service: float | None = None
     energy: float | None = None
+    cpu_time: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the line of the --output file; unknown values are null, response_ms is finished minus scheduled."""
@@ -51,6 +53,7 @@ class Record:
             "waiting_ms": _scaled(self.waiting),
             "service_ms": _scaled(self.service),
             "energy_mj": _scaled(self.energy),
+            "cpu_ms": _scaled(self.cpu_time),
         }
 
 
@@ -94,6 +97,7 @@ class Report(TypedDict):
     throughput_hz: float | None
     mean_batch_size: float | None
     energy_per_request_mj: float | None
+    cpu_per_request_ms: NotRequired[float]
     mean_power_w: float | None
     slo_attainment: float | None
     send_lag_p99_ms: float | None
@@ -112,6 +116,7 @@ class RunOutcome:
         elapsed: time from the first arrival to the last response, s; 0 without a response.
         mean_batch_size: mean over batches; None if unknown.
         energy: energy of all answered requests, J; None if unknown.
+        cpu_time: mean CPU time of a request at its device, s, over those of which it is known; None if of none.
         send_lags: instant sent minus instant scheduled, s; None in a simulation.
     """
 
@@ -121,6 +126,7 @@ class RunOutcome:
     elapsed: float
     mean_batch_size: float | None
     energy: float | None
+    cpu_time: float | None = None
     send_lags: NDArray[np.float64] | None = None
 
 
@@ -152,6 +158,7 @@ def outcome_from_records(records: Sequence[Record]) -> RunOutcome:
     answered = [r for r in records if r.status == OK]
     sizes = [r.batch_size for r in answered if r.batch_size]
     energies = [r.energy for r in answered if r.energy is not None]
+    cpu_times = [r.cpu_time for r in answered if r.cpu_time is not None]
     first = min((r.scheduled for r in records), default=0.0)
     return RunOutcome(
         scheduled=len(records),
@@ -160,6 +167,7 @@ def outcome_from_records(records: Sequence[Record]) -> RunOutcome:
         elapsed=max((r.finished for r in answered), default=first) - first,
         mean_batch_size=len(sizes) / sum(1 / b for b in sizes) if sizes and len(sizes) == len(answered) else None,
         energy=sum(energies) if energies and len(energies) == len(answered) else None,
+        cpu_time=sum(cpu_times) / len(cpu_times) if cpu_times else None,
         send_lags=np.array([r.sent - r.scheduled for r in records]),
     )
 
@@ -188,7 +196,7 @@ def make_report(outcome: RunOutcome, duration: float, objective: RunObjective = 
     mean_ms, energy = float(ms.mean()) if ok else None, outcome.energy
     power = None if energy is None else _ratio(energy, outcome.elapsed)
     within_slo = None if objective.slo == inf else int((outcome.responses <= objective.slo).sum())
-    return {
+    report: Report = {
         "scheduled": outcome.scheduled,
         "ok": ok,
         "errors": dict(sorted(outcome.errors.items())),
@@ -208,6 +216,9 @@ def make_report(outcome: RunOutcome, duration: float, objective: RunObjective = 
         "slo_violations": None if within_slo is None else outcome.scheduled - within_slo,
         "cost": objective.cost(mean_ms, power),
     }
+    if outcome.cpu_time is not None:
+        report["cpu_per_request_ms"] = 1e3 * outcome.cpu_time
+    return report
 
 
 def _ratio(dividend: float, divisor: float) -> float | None:

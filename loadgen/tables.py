@@ -21,6 +21,7 @@ ROWS: Mapping[str, tuple[str, str]] = {  # label and unit of each value, in the 
     "mean_batch_size": ("mean batch size", ""),
     "energy_per_request_mj": ("energy per request", "mJ"),
     "mean_power_w": ("mean power", "W"),
+    "cpu_per_request_ms": ("CPU time per request", "ms"),
     "cost": ("cost", ""),
     "slo_attainment": ("share answered within the SLO", ""),
     "slo_violations": ("late: not within the SLO", ""),
@@ -64,7 +65,7 @@ def report_table(content: Report, objective: RunObjective) -> Table:
         grid.add_row(f"not answered: {status}", str(count), "")
     values: Mapping[str, Any] = {**content}
     for key, (label, unit) in ROWS.items():
-        if values[key] is not None and (key != "cost" or objective.w2):
+        if values.get(key) is not None and (key != "cost" or objective.w2):
             grid.add_row(label, figure(values[key]), unit)
     return grid
 

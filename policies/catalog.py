@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
+from policies.objectives.frontier import BOUNDS
 from policies.objectives.solving import table_policy
 from policies.objectives.table import PolicyTable, table_of
 from policies.profile import Profile
@@ -39,7 +40,8 @@ from policies.types import BatchKey, MaxAges, Mix, Policy, SpecError
 MAX_WAIT = 1.0  # s
 _MIN_SIZES = 256  # learned before bins are decided together
 _CHANGED = 0.03  # relative change of the mean batch time at which they are solved again
-_GOALS = frozenset({"w2", "slo_mean_ms", "slo_p95_ms", "slo_ms", "power_cap_w"})
+_SAVING = frozenset({"w2", *BOUNDS})  # keys of goals that save the resource of a profile
+_GOALS = _SAVING | {"slo_ms"}
 _DEFAULT_STAGES = 10  # of a simulation without measured stages and without --stages
 
 CATALOG: Mapping[str, Rule] = {
@@ -113,6 +115,11 @@ class ModelPolicy:
     def has_max_ages(self) -> bool:
         """Whether the table has maximum ages at some rate."""
         return self.table is not None and any(row.max_ages for row in self.table.rows)
+
+    @property
+    def weighs_costs(self) -> bool:
+        """Whether the policy was solved for a goal that saves the profile's resource."""
+        return bool(self.parameters.keys() & _SAVING)
 
     @property
     def objective(self) -> float:
@@ -252,8 +259,6 @@ def _objective(spec: Spec, table: PolicyTable | None) -> float:
 def _binned(spec: Spec, rule: Rule, profile: Profile, built: BinnedPolicy) -> ModelPolicy:
     """Choose the policy within a bin; its monitor is slower, because a bin has only a fraction of the arrivals."""
     _check_inner(spec, built)
-    if built.solve is not None and spec.number("w2", 0.0) and profile.energies is None:
-        raise SpecError(f"policy {spec.text!r}: profile {profile.name!r} has no energies; leave w2 out")
     inner = choose(built.inner, profile.truncated(built.batch_size), _inner_defaults(spec, built))
     forgets = isinstance(inner.monitor, ForgettingMonitor) and built.solve is None
     return replace(

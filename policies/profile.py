@@ -11,7 +11,7 @@ from functools import cached_property
 from importlib import resources
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, Literal, Self, TypeVar, get_args
 
 import numpy as np
 import scipy
@@ -23,6 +23,8 @@ from policies.types import ParameterError, SpecError
 
 Source = Literal["measured", "literature", "modelled"]
 EnergySource = Literal["nvml", "rapl", "literature", "modelled", "none"]
+Resource = Literal["energy", "cpu_time", "busy_time"]
+RESOURCES: tuple[Resource, ...] = get_args(Resource)
 _T = TypeVar("_T")
 # Values beyond these bounds (s, J, W) are errors; arithmetic with them would overflow.
 _Time = Annotated[float, Field(ge=1e-9, le=1e6, allow_inf_nan=False)]
@@ -50,6 +52,8 @@ class ProfileFile(BaseModel):
     idle_power_w: _NonNegative | None = None
     energy_source: EnergySource = "none"
     cost_unit: str = Field("J", min_length=1, max_length=20)
+    cpu_time_s: _BySize[_NonNegative] | None = None
+    resource: Resource | None = None
     stage_service_time_s: _BySize[_Row] | None = None
     length: Annotated[list[Annotated[int, Field(ge=1, le=10**9)]], Field(min_length=1, max_length=4096)] | None = None
     length_service_time_s: _BySize[_Row] | None = None
@@ -68,6 +72,13 @@ class ProfileFile(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _check_resource(self) -> Self:
+        for resource, key in (("energy", "energy_j"), ("cpu_time", "cpu_time_s")):
+            if self.resource == resource and getattr(self, key) is None:
+                raise ValueError(f"resource is {resource}, but there is no {key}")
+        return self
+
+    @model_validator(mode="after")
     def _check_batch_sizes(self) -> Self:
         if self.stage_service_time_s is not None and len({len(row) for row in self.stage_service_time_s}) > 1:
             raise ValueError("stage_service_time_s must have the same number of stages at every batch size")
@@ -78,6 +89,7 @@ class ProfileFile(BaseModel):
             "service_time_cv",
             "energy_j",
             "energy_total_j",
+            "cpu_time_s",
             "stage_service_time_s",
             "length_service_time_s",
         ):
@@ -98,6 +110,8 @@ class Profile:
         total_energies: energy of a batch, including that of the device's idle power, J.
         idle_power: W.
         cost_unit: unit of the energies: J, or another cost of a batch such as money (journal, remark 2).
+        cpu_times: user and system time of the device's process for a batch, s; None where unknown.
+        resource: what goals save; None for the first of energy, CPU time and busy time that is known.
         stage_service_times: l of each stage, s; index [b - 1][stage].
         lengths: request lengths at which service times are known, ascending; None if the service time does not depend
             on lengths. A length is the size of the dimension that is padded.
@@ -117,6 +131,8 @@ class Profile:
     idle_power: float | None = None
     energy_source: EnergySource = "none"
     cost_unit: str = "J"
+    cpu_times: tuple[float, ...] | None = None
+    resource: Resource | None = None
     stage_service_times: tuple[tuple[float, ...], ...] | None = None
     lengths: tuple[int, ...] | None = None
     length_service_times: tuple[tuple[float, ...], ...] | None = None
@@ -185,9 +201,47 @@ class Profile:
         return float(np.interp(time, self.length_service_times[0], self.lengths))
 
     @property
-    def power_unit(self) -> str:
-        """Unit of the mean power: W, or the cost unit per second."""
+    def saved(self) -> Resource:
+        """The resource that goals save."""
+        if self.resource is not None:
+            return self.resource
+        if self.energies is not None:
+            return "energy"
+        return "busy_time" if self.cpu_times is None else "cpu_time"
+
+    @cached_property
+    def costs(self) -> tuple[float, ...]:
+        """What a batch of 1, 2, ... takes of that resource: J, CPU s, or busy s, which is l(b)."""
+        known = {"energy": self.energies, "cpu_time": self.cpu_times, "busy_time": self.service_times}[self.saved]
+        assert known is not None  # a profile that names a resource has it
+        return known
+
+    @property
+    def rate_unit(self) -> str:
+        """Unit of the costs per second: W (or the cost unit per second), cores, or busy share."""
+        if self.saved != "energy":
+            return "cores" if self.saved == "cpu_time" else "busy share"
         return "W" if self.cost_unit == "J" else f"{self.cost_unit}/s"
+
+    @cached_property
+    def charged(self) -> "Profile":
+        """The profile with its costs in place of its energies, for simulations that add them up."""
+        return replace(self, energies=self.costs, total_energies=None, resource="energy")
+
+    def saving(self, resource: Resource | None) -> "Profile":
+        """Return the profile with this resource as the one that goals save; None keeps it.
+
+        Raises:
+            SpecError: the profile does not know it.
+        """
+        if resource is None:
+            return self
+        if (resource == "energy" and self.energies is None) or (resource == "cpu_time" and self.cpu_times is None):
+            key = "energy_j" if resource == "energy" else "cpu_time_s"
+            raise ParameterError(
+                *("resource", resource), f"is not in profile {self.name!r}; give a profile with {key}, or busy_time"
+            )
+        return replace(self, resource=resource)
 
     def energy(self, batch_size: int) -> float | None:
         """Return zeta(b), J; None where the profile has no energies."""
@@ -195,8 +249,8 @@ class Profile:
 
     @cached_property
     def powers(self) -> tuple[float, ...]:
-        """Mean power while a batch of 1, 2, ... is served, W; empty where the energies are not known."""
-        return tuple(j / t for j, t in zip(self.energies or (), self.service_times, strict=False))
+        """Costs per second while a batch of 1, 2, ... is served: W, cores, or busy share, which is 1."""
+        return tuple(cost / time for cost, time in zip(self.costs, self.service_times, strict=True))
 
     @cached_property
     def capacity(self) -> float:
@@ -283,6 +337,7 @@ class Profile:
             cvs=self.cvs and self.cvs[:b],
             energies=self.energies and self.energies[:b],
             total_energies=self.total_energies and self.total_energies[:b],
+            cpu_times=self.cpu_times and self.cpu_times[:b],
             stage_service_times=self.stage_service_times and self.stage_service_times[:b],
             length_service_times=self.length_service_times and self.length_service_times[:b],
         )
@@ -304,6 +359,8 @@ class Profile:
             "idle_power_w": self.idle_power,
             "energy_source": self.energy_source,
             "cost_unit": None if self.cost_unit == "J" else self.cost_unit,
+            "cpu_time_s": self.cpu_times,
+            "resource": self.resource,
             "stage_service_time_s": self.stage_service_times,
             "length": self.lengths,
             "length_service_time_s": self.length_service_times,
@@ -332,6 +389,20 @@ class Profile:
         if self.lengths is None:
             return self.min_service_time(batch_size, first)
         return self.service_time(batch_size, self.lengths[-1])
+
+
+def resource_of(text: str | None) -> Resource | None:
+    """Return the resource of this name; None stays.
+
+    Raises:
+        ParameterError: there is none.
+    """
+    for resource in RESOURCES:
+        if text == resource:
+            return resource
+    if text is not None:
+        raise ParameterError("resource", repr(text), f"is none of {', '.join(RESOURCES)}; give one of them")
+    return None
 
 
 def shipped_profiles() -> list[str]:
@@ -386,6 +457,8 @@ def _dense(file: ProfileFile) -> Profile:
         idle_power=file.idle_power_w,
         energy_source=file.energy_source,
         cost_unit=file.cost_unit,
+        cpu_times=dense(file.cpu_time_s),
+        resource=file.resource,
         stage_service_times=_dense_rows(file.batch_size, file.stage_service_time_s),
         lengths=None if file.length is None else tuple(file.length),
         length_service_times=_dense_rows(file.batch_size, file.length_service_time_s),

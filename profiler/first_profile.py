@@ -194,6 +194,8 @@ def _estimate(subject: Subject, key: cache.CacheKey) -> Profile:
     sizes = sorted({1, min(2, key.max_batch_size), key.max_batch_size})
     middle = lengths[len(lengths) // 2] if lengths else None
 
+    cpu_times = dict[int, float]()
+
     async def time_of(size: int, length: int | None) -> float:
         samples = subject.samples
         if length is not None and subject.by_length is not None:
@@ -202,6 +204,8 @@ def _estimate(subject: Subject, key: cache.CacheKey) -> Profile:
         batch = Batch(subject.model, [samples[index % len(samples)] for index in range(size)])
         with one_line_errors(f"{subject.model}: a batch of {size}", SAMPLE_HINT):
             runs = [await subject.executor.run(batch) for _ in range(_ESTIMATES if size <= 2 else 1)]
+        if length == middle and runs[0].cpu_time is not None:
+            cpu_times[size] = min(run.cpu_time for run in runs if run.cpu_time is not None)
         return min(run.finished - run.started for run in runs)
 
     async def measure() -> dict[int | None, list[float]]:
@@ -217,6 +221,7 @@ def _estimate(subject: Subject, key: cache.CacheKey) -> Profile:
         model=subject.model,
         device=key.device,
         note=f"estimated from a few batches of the sizes {', '.join(map(str, sizes))}",
+        cpu_times=tuple(np.interp(every, sizes, [cpu_times[size] for size in sizes]).tolist()) if cpu_times else None,
     )
     if not lengths:
         return profile

@@ -100,6 +100,7 @@ class SizeEstimate:
         repeats: number of repeats without the outliers.
         outliers: number of dropped repeats.
         energy: mean energy per batch over all repeats, J; None without a meter.
+        cpu_time: mean user and system time of the device's process, s; None where it is not counted.
     """
 
     batch_size: int
@@ -109,6 +110,7 @@ class SizeEstimate:
     repeats: int
     outliers: int
     energy: float | None
+    cpu_time: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,7 @@ class Measurement:
     def profile(self, name: str, model: str, device: str, about: str = "") -> Profile:
         """Profile of every size up to the largest; `about` (versions, threads) is appended to its note."""
         sizes = [e.batch_size for e in self.estimates]
-        energies = self._energies()
+        energies, cpu_times = self._energies(), [e.cpu_time for e in self.estimates if e.cpu_time is not None]
         return Profile(
             name=name,
             service_times=interpolate(sizes, [e.mean for e in self.estimates]),
@@ -137,6 +139,7 @@ class Measurement:
             cvs=self._cvs(),
             energies=interpolate(sizes, energies) if energies else None,
             energy_source=_ENERGY_SOURCE.get(self.meter, "none") if energies else "none",
+            cpu_times=interpolate(sizes, cpu_times) if len(cpu_times) == len(sizes) else None,
         )
 
     def _energies(self) -> list[float] | None:
@@ -233,6 +236,7 @@ class _Runs:
         self._warm = 0  # samples in warm-up batches
         self._times: dict[int, list[float]] = {size: [] for size in plan.sizes}
         self._joules: dict[int, list[float]] = {size: [] for size in plan.sizes}
+        self._cpu_times: dict[int, list[float]] = {size: [] for size in plan.sizes}
         self._done: set[int] = set()
 
     async def warm_up(self, size: int) -> None:
@@ -252,7 +256,7 @@ class _Runs:
         async with aclosing(back_to_back(self._subject.executor, self._pass(sizes, start))) as cycles:
             async for cycle in cycles:
                 if last is not None:
-                    self._add(len(last.batch.inputs), last.seconds)
+                    self._add(len(last.batch.inputs), last.seconds, last.completion.cpu_time)
                     on_progress(self.progress(time.monotonic() - start))
                 last = cycle
 
@@ -266,8 +270,10 @@ class _Runs:
     def _batch(self, size: int) -> Batch:
         return Batch(self._subject.model, self._inputs.take(size))
 
-    def _add(self, size: int, seconds: float) -> None:
+    def _add(self, size: int, seconds: float, cpu_time: float | None) -> None:
         self._times[size].append(seconds)
+        if cpu_time is not None:
+            self._cpu_times[size].append(cpu_time)
         if self._enough(size):
             self._done.add(size)
 
@@ -280,7 +286,7 @@ class _Runs:
         after = self._joules_so_far()
         if before is not None and after is not None:
             self._joules[size].append(after - before)
-        self._add(size, completion.finished - completion.started)
+        self._add(size, completion.finished - completion.started, completion.cpu_time)
 
     def _joules_so_far(self) -> float | None:
         return self._subject.meter.read()
@@ -310,7 +316,7 @@ class _Runs:
 
     def estimate(self, size: int) -> SizeEstimate:
         kept = _without_outliers(np.asarray(self._times[size]))
-        joules = self._joules[size]
+        joules, cpu_times = self._joules[size], self._cpu_times[size]
         count, mean = len(kept), float(kept.mean())
         cv = float(kept.std(ddof=1)) / mean if count > 1 else None
         half_width = inf if cv is None else float(scipy.special.stdtrit(count - 1, 0.975)) * cv / sqrt(count)
@@ -322,6 +328,7 @@ class _Runs:
             repeats=count,
             outliers=len(self._times[size]) - count,
             energy=float(np.mean(joules)) if joules else None,
+            cpu_time=float(np.mean(cpu_times)) if cpu_times else None,
         )
 
 

@@ -23,6 +23,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from policies.profile import Resource
 from policies.types import SpecError
 from server.energy.meters import METER_USAGE, METERS
 from server.models.upstream_spec import upstreams_of
@@ -156,13 +157,18 @@ class Settings(BaseSettings):
         None,
         ge=0,
         allow_inf_nan=False,
-        description="weight of mean power in the objective, ms/W, where the policy spec does not set it",
+        description="weight of the resource in the objective, ms per W, core or busy share, where the policy spec does "
+        "not set it",
     )
     slo_p95_ms: float | None = Field(
         None,
         gt=0,
         allow_inf_nan=False,
         description="bound on the 95th percentile of the response time, ms, where the policy spec does not set it",
+    )
+    resource: Resource | None = Field(
+        None,
+        description="what goals save: energy, cpu_time or busy_time (default: the first of these that is measured)",
     )
     host: str = Field("127.0.0.1", description="address to bind")
     port: int = Field(8000, ge=0, le=65535, description="port to bind; 0 takes a free one")

@@ -5,7 +5,8 @@ The results depend on the observations only: no clock, no I/O, no randomness. Th
     detector = DriftDetector(profile)
     detector.observe_batch(size, service_time, length)   after each batch
     detector.observe_energy(instant, joules)     after each reading of the energy counter
-    refit = detector.refit()                     periodically: a new profile and the drifts, or None
+    detector.observe_cpu_time(size, cpu_time)    after each batch of a process whose CPU time is counted
+    refit = detector.refit(costs)                periodically: a new profile and the drifts, or None
     objective = objective.after(counts)          periodically: solve again with its factor if the level has changed
 
 **Service times** are learned from every batch (learned_times.py). The learned times are compared with the profile in
@@ -30,6 +31,9 @@ A change by a factor of 3 waits for no threshold: five batches in a row that sho
 The threshold for energy windows is 0.4: two windows of 1.5 times the energy. Each window averages at least eight
 batches. A batch missing from one window is counted in the next, so such errors do not accumulate. An alarm is a drift
 if the mean ratio since the change point differs from 1 by more than 5 per cent; otherwise the detector is reset.
+
+**CPU times** are learned in the same way by batch size, from those of the profile, or else from its service times. They
+replace the profile's if they differ significantly, where the policy weighs what a batch costs.
 
 **Refits of energies** (energy_refits.py): only observations after the change point are used. The first windows after a
 change are few and often determine a scale only. So the energies are fitted again once 8, 16, 32 and 64 windows have
@@ -135,6 +139,8 @@ class DriftDetector:
         self._idle_power = idle_power
         self.discarded_windows = 0
         self._learned = LearnedTimes(profile)
+        self._cpu_times = LearnedTimes(_of_cpu(profile))
+        self._next_cpu_look = _FIRST_LOOK
         self._batches: deque[ServedBatch] = deque(maxlen=_MAX_BATCHES)
         self._next_look = _FIRST_LOOK
         self._windows: deque[EnergyWindow] = deque(maxlen=_MAX_WINDOWS)
@@ -165,10 +171,16 @@ class DriftDetector:
             self._caution, self._calm = max(self._caution / 2, 1.0), 0
         self._times.update(ratio * exp(self._learned.cv**2 / 2))  # the mean of its logarithm then is about 0
 
+    def observe_cpu_time(self, batch_size: int, cpu_time: float) -> None:
+        """Add the user and system time that a completed batch took, s, above 0."""
+        self._cpu_times.observe(ServedBatch(batch_size, cpu_time))
+
     @property
     def learned(self) -> Profile:
-        """The profile with the service times as they are known now, which need not be in use."""
-        return self._with_times(self._learned.known())
+        """The profile with the times as they are known now, which need not be in use."""
+        learned = self._with_times(self._learned.known())
+        known = self._cpu_times.batches >= _FIRST_LOOK
+        return replace(learned, cpu_times=self._cpu_times.known().service_times) if known else learned
 
     def discard_window(self) -> None:
         """Discard the open energy window, because work other than whole batches ran, such as single stages."""
@@ -194,9 +206,13 @@ class DriftDetector:
             self._windows_since_refit += 1
             self._energies.update(energy / (self._idle_power * elapsed + predicted))
 
-    def refit(self) -> Refit | None:
-        """Return the refitted profile and the drifts, or None without drift; the observations are used only once."""
-        drifts = [drift for drift in (self._refit_times(), self._refit_energies()) if drift is not None]
+    def refit(self, costs: bool = True) -> Refit | None:
+        """Return the refitted profile and the drifts, or None without drift; the observations are used only once.
+
+        `costs` is whether the policy weighs what a batch costs; if not, CPU times are learned only.
+        """
+        found = self._refit_times(), self._refit_energies(), self._refit_cpu_times() if costs else None
+        drifts = [drift for drift in found if drift is not None]
         return Refit(self.profile, tuple(drifts)) if drifts else None
 
     def _refit_times(self) -> Drift | None:
@@ -221,6 +237,16 @@ class DriftDetector:
         self.profile = self._with_times(self._learned.update())
         self._times.reset()
         return Drift("service times", ratio, self._learned.batches, of_one_size)
+
+    def _refit_cpu_times(self) -> Drift | None:
+        if self.profile.energies is not None or self._cpu_times.batches < self._next_cpu_look:
+            return None
+        self._next_cpu_look += min(self._next_cpu_look, _LAST_LOOK)
+        change = (1.0, False) if self.profile.cpu_times is None else self._cpu_times.change()
+        if change is None:
+            return None
+        self.profile = replace(self.profile, cpu_times=self._cpu_times.update().service_times)
+        return Drift("CPU times", change[0], self._cpu_times.batches, change[1])
 
     def _note_alarm(self, change: float) -> None:
         """Raise the threshold if this alarm, a log ratio, takes back the one before."""
@@ -265,6 +291,12 @@ class DriftDetector:
     def _open(self, at: float, joules: float) -> None:
         self._reading = at, joules
         self._counts = [0] * len(self._counts)
+
+
+def _of_cpu(profile: Profile) -> Profile:
+    """The profile with its CPU times, else its service times by size, as service times."""
+    times = profile.cpu_times or profile.service_times
+    return Profile(profile.name, times)
 
 
 _Item = TypeVar("_Item")

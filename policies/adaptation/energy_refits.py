@@ -9,7 +9,7 @@ import scipy
 
 from policies.profile import Profile
 
-Quantity = Literal["service times", "energies"]
+Quantity = Literal["service times", "energies", "CPU times"]
 
 EFFECT = 0.05  # relative error of a prediction up to which it is not corrected
 _GAIN = 4.0  # factor by which an affine fit, or a later fit, must reduce the sum of squares

@@ -51,11 +51,11 @@ def tradeoff(problem: Problem, name: str = "") -> Tradeoff:
     """Solve the frontier of a problem, and evaluate the benchmark policies that are stable and allowed in it.
 
     Args:
-        problem: a problem with energies; its w2 is ignored.
+        problem: a problem; its w2 is ignored.
         name: name of the curve; if empty, it is the load.
 
     Raises:
-        SpecError: the problem cannot be solved, or has no energies.
+        SpecError: the problem cannot be solved.
     """
     resolution = 0.0 if problem.service == DETERMINISTIC else _NEAR
     vertices = frontier(replace(problem, w1=problem.w1 or 1.0), resolution)  # the vertices are the same for any w1
@@ -97,10 +97,8 @@ def frontier_chart(
     """
 
     def at(solution: Solution) -> tuple[float, float]:
-        energy, power = solution.energy_per_request, solution.mean_power
-        assert energy is not None
-        assert power is not None
-        return 1e3 * solution.mean_response_time, (1.0 / energy if efficiency else power)
+        other = 1.0 / solution.energy_per_request if efficiency else solution.mean_power
+        return 1e3 * solution.mean_response_time, other
 
     style = {"color": color, "lw": 1.4, "marker": "o", "ms": 2.6, "zorder": 2}
     axes.plot(*zip(*map(at, shown.vertices), strict=True), label=shown.name, **style)

@@ -5,7 +5,7 @@ The parts are drawn by averages.py and action_chart.py, on Axes that can be comb
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,14 +68,13 @@ def plot_policy(
     """
     from matplotlib.figure import Figure  # without pyplot: no global state, no display
 
-    above = ["frontier"] * (problem.profile.energies is not None) + ["responses"] * (responses is not None)
-    figure = Figure(figsize=(10.5, 6.8 if above else 2.6), layout="constrained")
-    layout: list[Any] = [above, ["actions"] * len(above)] if above else [["actions"]]
-    axes = figure.subplot_mosaic(layout, height_ratios=(3, 1) if above else (1,))
-    figure.suptitle(f"{problem.profile.name} · load {solution.load:.3g} · {_weights(solution)}")
-    if "frontier" in axes:
-        frontier_chart(axes["frontier"], tradeoff(problem), solution)
-        axes["frontier"].legend(frameon=False)
+    columns = ("frontier",) if responses is None else ("frontier", "responses")
+    figure = Figure(figsize=(10.5, 6.8), layout="constrained")
+    axes = figure.subplot_mosaic([[*columns], ["actions"] * len(columns)], height_ratios=(3, 1))
+    figure.suptitle(f"{problem.profile.name} · load {solution.load:.3g} · {_weights(solution, problem.profile)}")
+    frontier_chart(axes["frontier"], tradeoff(problem), solution)
+    axes["frontier"].set_ylabel(_of_resource(problem.profile))
+    axes["frontier"].legend(frameon=False)
     if responses is not None:
         distribution_chart(axes["responses"], {"": responses}, limit)
     largest = problem.max_batch_size or problem.profile.max_batch_size
@@ -83,11 +82,12 @@ def plot_policy(
     save_figure(figure, path, dpi=150)
 
 
-def plot_table(solutions: Sequence[Solution], path: Path, bound: str = "") -> None:
+def plot_table(solutions: Sequence[Solution], profile: Profile, path: Path, bound: str = "") -> None:
     """Plot policies solved for several loads: actions by queue length and load; mean response time and power by load.
 
     Args:
-        solutions: at least one, ascending in load, of one profile.
+        solutions: at least one, ascending in load.
+        profile: their profile.
         path: output file; the suffix determines the format.
         bound: the bound that chose the weights, for the title; empty if all weights are equal.
 
@@ -97,22 +97,32 @@ def plot_table(solutions: Sequence[Solution], path: Path, bound: str = "") -> No
     """
     from matplotlib.figure import Figure
 
-    powers = [solution.mean_power for solution in solutions if solution.mean_power is not None]
+    powers = [solution.mean_power for solution in solutions]
     figure = Figure(figsize=(12.5, 6.4), layout="constrained")
-    layout: list[Any] = [["actions", "time"]] + ([["actions", "power"]] if powers else [])
-    axes = figure.subplot_mosaic(layout, width_ratios=(2.4, 1))
-    within = f"within {bound}" if bound else _weights(solutions[0])
+    axes = figure.subplot_mosaic([["actions", "time"], ["actions", "power"]], width_ratios=(2.4, 1))
+    within = f"within {bound}" if bound else _weights(solutions[0], profile)
     figure.suptitle(f"solved for loads {solutions[0].load:.3g} to {solutions[-1].load:.3g} · {within}")
     _draw_actions(figure, axes["actions"], chart_rows(solutions), max(max(s.batch_size) for s in solutions))
     loads = [solution.load for solution in solutions]
     _by_load(axes["time"], loads, [1e3 * s.mean_response_time for s in solutions], "mean response time, ms")
-    if powers:
-        _by_load(axes["power"], loads, powers, "mean power, W")
+    _by_load(axes["power"], loads, powers, _of_resource(profile))
     save_figure(figure, path, dpi=150)
 
 
-def _weights(solution: Solution) -> str:
-    return f"{solution.w1:g} × mean response time in ms + {solution.w2:.4g} × mean power in W"
+def _weights(solution: Solution, profile: Profile) -> str:
+    return (
+        f"{solution.w1:g} × mean response time in ms + {solution.w2:.4g} × {_of_resource(profile).replace(',', ' in')}"
+    )
+
+
+def _of_resource(profile: Profile) -> str:
+    """What the profile saves, with its unit."""
+    names = {
+        "energy": f"mean power, {profile.rate_unit}",
+        "cpu_time": "CPU time, cores",
+        "busy_time": "busy time, share",
+    }
+    return names[profile.saved]
 
 
 def _draw_actions(figure: "Figure", axes: "Axes", rows: Sequence[ChartRow], max_batch_size: int) -> None:

@@ -3,7 +3,7 @@
 import json
 import sys
 import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from math import inf
@@ -46,7 +46,7 @@ from policies.percentile.ages import AgeSolution
 from policies.planning import devices, prices
 from policies.planning.recommendations import BinningProblem, candidate_row, parse_problem, recommend
 from policies.planning.simulation import simulate_policy
-from policies.profile import Profile, load_profile, shipped_profiles
+from policies.profile import RESOURCES, Profile, load_profile, resource_of, shipped_profiles
 from policies.queue.simulator import Run
 from policies.sizing.size_distributions import LONGEST_REQUEST, SIZES_USAGE
 from policies.solver.distributions import DISTRIBUTIONS_USAGE, distribution
@@ -57,7 +57,18 @@ app = typer.Typer()
 
 GROUPS = {
     "Arrivals": ("arrival_rate", "load", "rates"),
-    "Objective": ("w1", "w2", "slo_mean_ms", "slo_p95_ms", "slo_share", "power_cap_w", "no_mix", "policy_form"),
+    "Objective": (
+        "w1",
+        "w2",
+        "slo_mean_ms",
+        "slo_p95_ms",
+        "slo_share",
+        "power_cap_w",
+        "resource_cap",
+        "resource",
+        "no_mix",
+        "policy_form",
+    ),
     "System": ("min_batch_size", "max_batch_size", "service_distribution"),
     "Method and evaluation": (
         *("evaluate_", "method", "overflow_cost", "max_queue_length", "epsilon", "max_iterations", "simulate", "seed"),
@@ -73,6 +84,7 @@ _EXAMPLES = examples(
     "solve-policy --list-profiles",
 )
 
+_UNITS: Mapping[str, str] = {"energy": "W", "cpu_time": "cores", "busy_time": "busy share"}
 _MAX_SHOWN = 10  # candidates printed with a recommendation
 _EXACT_KEYS = (  # null in the JSON object of a policy that is only simulated
     "average_cost",
@@ -132,28 +144,38 @@ def solve_policy(
         float | None, typer.Option(help="Load: arrival rate over the largest service rate, between 0 and 1.")
     ] = None,
     w1: Annotated[float, typer.Option(help="Weight of the mean response time in the cost, per ms.")] = 1.0,
-    w2: Annotated[float | None, typer.Option(help="Weight of the mean power in the cost, per W (default: 0).")] = None,
+    w2: Annotated[
+        float | None, typer.Option(help="Weight of the resource in the cost, per W, core or busy share (default: 0).")
+    ] = None,
     slo_mean_ms: Annotated[
-        float | None, typer.Option(help="Minimise power within this mean response time in ms.")
+        float | None, typer.Option(help="Save the resource within this mean response time in ms.")
     ] = None,
     slo_p95_ms: Annotated[
-        float | None, typer.Option(help="Minimise power within this 95th percentile of the response time in ms.")
+        float | None, typer.Option(help="Save the resource within this 95th percentile of the response time in ms.")
     ] = None,
     slo_share: Annotated[
         list[str] | None,
         typer.Option(
-            help="MS:SHARE: minimise power with this share of the requests answered within MS ms; repeatable."
+            help="MS:SHARE: save the resource with this share of the requests answered within MS ms; repeatable."
         ),
     ] = None,
     power_cap_w: Annotated[
         float | None, typer.Option(help="Minimise the mean response time within this mean power in W.")
+    ] = None,
+    resource_cap: Annotated[
+        float | None,
+        typer.Option(help="Minimise the mean response time within this much of the resource: W, cores, or busy share."),
+    ] = None,
+    resource: Annotated[
+        str | None,
+        typer.Option(help=f"What to save: {', '.join(RESOURCES)} (default: the first that the profile has)."),
     ] = None,
     no_mix: Annotated[
         bool, typer.Option("--no-mix", help="Meet the bound with one table instead of a mix of two.")
     ] = False,
     policy_form: Annotated[
         str,
-        typer.Option(help="Form of the policy that keeps a percentile: max-ages (least power) or batch-size."),
+        typer.Option(help="Form of the policy that keeps a percentile: max-ages (which takes least) or batch-size."),
     ] = FORMS[0],
     min_batch_size: Annotated[int, typer.Option(help="Smallest batch size, in requests.")] = 1,
     max_batch_size: Annotated[
@@ -216,18 +238,20 @@ def solve_policy(
     ] = False,
     version: VersionFlag = False,
 ) -> None:
-    """Find the policy that minimises w1 x mean response time + w2 x mean power."""
+    """Find the policy that minimises w1 x mean response time + w2 x mean power, or another resource."""
     if sizes is not None or profile == LONGEST_REQUEST:
         binning = parse_problem(profile, sizes, _given_parameters(context), arrival_rate, max_batch_size, seed)
         _recommend(binning, slo_mean_ms, as_json)
         return
     prices.check_flags(_given_parameters(context), plan)
-    device, price = prices.priced(load_profile(profile), device_price, idle_power_w, power_price)
+    device, price = prices.priced(
+        load_profile(profile).saving(resource_of(resource)), device_price, idle_power_w, power_price
+    )
     check_files(output, plot)
     service = distribution(service_distribution, device)
     problem = Problem(device, 1.0, w1, w2 or 0.0, min_batch_size, max_batch_size, service)
     scheme = scheme_of(method, overflow_cost, max_queue_length, epsilon, max_iterations)
-    bounds = bounds_of(w2, (slo_mean_ms, slo_p95_ms, slo_share, power_cap_w), check_form(policy_form))
+    bounds = bounds_of(w2, (slo_mean_ms, slo_p95_ms, slo_share, power_cap_w, resource_cap), check_form(policy_form))
     options = SolveOptions(problem, evaluate_, scheme, bounds, not no_mix, simulate, seed, policy_form)
     check_options(options, output is not None)
     if plan:
@@ -288,7 +312,8 @@ def _solve_load(options: SolveOptions, in_table: bool) -> _Result:
     """
     problem, profile = options.problem, options.problem.truncated_profile
     began = perf_counter()
-    chosen = None if options.spec is None else choose(options.spec, in_stages(options.spec, profile), max_wait=inf)
+    charged = profile.charged  # so that simulations add up the resource that is saved
+    chosen = None if options.spec is None else choose(options.spec, in_stages(options.spec, charged), max_wait=inf)
     kept = True
     try:
         solution = solve_with(options) if chosen is None else evaluate_with(options, chosen)
@@ -302,10 +327,10 @@ def _solve_load(options: SolveOptions, in_table: bool) -> _Result:
         fields["bound_kept"] = kept
     simulation = None
     if options.simulate:
-        policy = chosen or _solved(solution, profile)
+        policy = chosen or _solved(solution, charged)
         trial = Trial(problem, options.simulate, options.seed)
         simulation = simulate_policy(policy, trial.instants, service_time=trial.service_time())
-        fields["simulated"] = SimulationResult.of(simulation).to_json(options.limits)
+        fields["simulated"] = SimulationResult.of(simulation, profile).to_json(options.limits)
     return _Result(options, fields, solution, simulation)
 
 
@@ -352,7 +377,7 @@ def _write_files(options: SolveOptions, results: Sequence[_Result], output: Path
     with writing("--plot", plot):
         if len(results) > 1:
             title = ", ".join(f"{key.replace('_', '-')} {text}" for key, text in options.bounds)
-            plot_table(solutions, plot, title)
+            plot_table(solutions, options.problem.profile, plot, title)
         else:
             simulation, limits = results[0].simulation, options.limits
             responses = None if simulation is None else simulation.responses
@@ -363,12 +388,12 @@ def _print_rows(rows: Sequence[dict[str, Any]]) -> None:
     measured = [("p95 ms", lambda row: f"{row['simulated']['p95_ms']:.3f}")] if "simulated" in rows[0] else []
     bounded = [("kept", lambda row: "yes" if row["bound_kept"] else "no")] if "bound_kept" in rows[0] else []
     extra: list[tuple[str, Callable[[dict[str, Any]], str]]] = [*measured, *bounded]
-    by_age = any("max_age_ms" in row for row in rows)
+    by_age, resource = any("max_age_ms" in row for row in rows), rows[0].get("resource", "energy")
     launching = ["one waits, ms", "at once from"] if by_age else ["launches from", "largest"]
-    titles = ["load", "arrivals, 1/s", "w2", "mean ms", "W", "cost", *launching]
+    titles = ["load", "arrivals, 1/s", "w2", "mean ms", _UNITS[resource], "cost", *launching]
     table = Table(*titles, *(title for title, _ in extra), box=None)
     for row in rows:
-        power = "-" if row["mean_power_w"] is None else f"{row['mean_power_w']:.3f}"
+        power = f"{row['mean_power_w' if resource == 'energy' else 'mean_resource']:.3f}"
         figures = [f"{row['load']:.3f}", f"{row['arrival_rate_hz']:.3f}", f"{row['w2']:.4g}"]
         averages = [f"{row['mean_response_time_ms']:.3f}", power, f"{row['average_cost']:.4f}"]
         table.add_row(*figures, *averages, *_launches(row), *(cell(row) for _, cell in extra))
@@ -421,20 +446,22 @@ def _plan(options: SolveOptions, price: prices.Price, spare: int, output: Path |
             plan = devices.plan_capacity(planning, lambda n: status.update(f"planning: {n} devices"))
         status.update(f"simulating {plan.best.devices} devices")
         runs = devices.simulate_fleet(planning, plan.best)
-    best, simulated_by_routing = plan.best, {}
+    best, device, simulated_by_routing = plan.best, options.problem.truncated_profile, {}
     for routing, simulation in runs.items():
-        simulated_by_routing[routing] = summary = SimulationResult.of(simulation).to_json(options.limits)
-        summary["mean_power_w"] = None if best.power is None else best.devices * price.idle + summary["mean_power_w"]
+        simulated_by_routing[routing] = summary = SimulationResult.of(simulation, device).to_json(options.limits)
+        if device.saved == "energy":
+            summary["mean_power_w"] += best.devices * price.idle
         summary["bound_kept"] = devices.keeps(simulation, bound)
     fields = {
-        "profile": options.problem.truncated_profile.name,
+        "profile": device.name,
         "arrival_rate_hz": options.problem.arrival_rate,
         "bound": options.bound_entry,
         "devices": best.devices,
         "spare": spare,
         "cost": best.cost,
         "cost_unit": price.unit,
-        "candidates": [devices.candidate_row(each) for each in plan.candidates],
+        **({} if device.saved == "energy" else {"resource": device.saved}),
+        "candidates": [devices.candidate_row(each, device.saved) for each in plan.candidates],
         "beyond": {"devices": plan.beyond, "least_cost": plan.least_beyond},
         "simulated": simulated_by_routing,
     }
@@ -450,7 +477,18 @@ def _plan(options: SolveOptions, price: prices.Price, spare: int, output: Path |
 def _print_plan(fields: dict[str, Any]) -> None:
     unit = fields["cost_unit"]
     cost = "cost" if unit == "devices" else unit
-    table = Table("", "devices", "load", "kept", "batches", "mean ms", "p95 ms", "W", cost, box=None)
+    table = Table(
+        "",
+        "devices",
+        "load",
+        "kept",
+        "batches",
+        "mean ms",
+        "p95 ms",
+        _UNITS[fields.get("resource", "energy")],
+        cost,
+        box=None,
+    )
     enough = min(row["devices"] for row in fields["candidates"] if row["bound_kept"]) + fields["spare"]
     for row in fields["candidates"]:
         first = next(n for n, action in enumerate(row["batch_size"]) if action)
@@ -458,7 +496,7 @@ def _print_plan(fields: dict[str, Any]) -> None:
         kept = "yes" if row["devices"] >= enough else "without spares" if row["bound_kept"] else "no"
         best = ">" if row["devices"] == fields["devices"] else ""
         which = best, str(row["devices"]), f"{row['load']:.3f}", kept, f"{first} to {max(row['batch_size'])}"
-        table.add_row(*which, *times, _watts(row), f"{row['cost']:.5g}")
+        table.add_row(*which, *times, _taken(row), f"{row['cost']:.5g}")
     Console().print(table)
     beyond = fields["beyond"]
     if unit != "devices":
@@ -466,10 +504,10 @@ def _print_plan(fields: dict[str, Any]) -> None:
     if fields["spare"]:
         print(f"Without {fields['spare']} of the {fields['devices']} devices the bound is kept, too.")
     print("The plan covers devices only. HTTP needs CPUs in addition: docs/operation.md, More processes.\n")
-    table = Table("simulated, sent", "mean ms", "±", "p95 ms", "±", "W", box=None)
+    table = Table("simulated, sent", "mean ms", "±", "p95 ms", "±", _UNITS[fields.get("resource", "energy")], box=None)
     for routing, summary in fields["simulated"].items():
         pairs = ((summary[f"{key}_ms"], summary["standard_error_ms"][key] or inf) for key in ("mean", "p95"))
-        table.add_row(routing, *(f"{figure:.3f}" for pair in pairs for figure in pair), _watts(summary))
+        table.add_row(routing, *(f"{figure:.3f}" for pair in pairs for figure in pair), _taken(summary))
     Console().print(table)
     bound = ", ".join(f"{key} {value}" for key, value in fields["bound"].items())
     for routing, summary in fields["simulated"].items():
@@ -480,8 +518,8 @@ def _print_plan(fields: dict[str, Any]) -> None:
             print(f"Sent by {routing!r}, the bound is not kept ({bound}; {found}); plan with a smaller bound.")
 
 
-def _watts(row: dict[str, Any]) -> str:
-    return "-" if row["mean_power_w"] is None else f"{row['mean_power_w']:.2f}"
+def _taken(row: dict[str, Any]) -> str:
+    return f"{row['mean_resource'] if row['mean_power_w'] is None else row['mean_power_w']:.2f}"
 
 
 def _print_result(fields: dict[str, Any]) -> None:

@@ -133,7 +133,9 @@ def bounds_of(
         for text in (value if isinstance(value, Sequence) and not isinstance(value, str) else (value,))
     ]
     keys = [key for key, _ in named]
-    together = form == FORMS[0] and "power_cap_w" not in keys and {"slo_p95_ms", "slo_share"} & set(keys)
+    together = (
+        form == FORMS[0] and not {"power_cap_w", "resource_cap"} & set(keys) and {"slo_p95_ms", "slo_share"} & set(keys)
+    )
     chosen = keys + ["w2"] * (w2 is not None)
     if named and len(chosen) > 1 and not (together and w2 is None):
         first, second = (f"--{key.replace('_', '-')}" for key in chosen[:2])

@@ -96,7 +96,7 @@ def solve_within(
 
     Raises:
         UnreachableError: no policy keeps the bound. Where both forms are tried, `nearest` is the better one.
-        SpecError: the bound is invalid, or the profile has no energies.
+        SpecError: the bound is invalid.
     """
     if not isinstance(bound, ResponseBounds):
         return choose_weight(problem, bound, mixed)
@@ -114,7 +114,7 @@ def solve_within(
             if not kept and one.percentile(problem, error.nearest) < one.percentile(problem, found):
                 raise
         else:
-            if not kept or (other.mean_power or 0.0) < (found.mean_power or 0.0):
+            if not kept or other.mean_power < found.mean_power:
                 return other
     if not kept:
         raise UnreachableError(_unreachable(bound, found), found)
@@ -122,11 +122,11 @@ def solve_within(
 
 
 def _largest_is_best(problem: Problem) -> bool:
-    """Return whether a larger batch never has a lower throughput, nor takes more energy a request."""
+    """Return whether a larger batch never has a lower throughput, nor takes more of the resource a request."""
     profile = problem.truncated_profile
     times = [time / b for b, time in enumerate(profile.service_times, 1)]
-    energies = [energy / b for b, energy in enumerate(profile.energies or (), 1)]
-    return all(low >= high for values in (times, energies) for low, high in pairwise(values))
+    costs = [cost / b for b, cost in enumerate(profile.costs, 1)]
+    return all(low >= high for values in (times, costs) for low, high in pairwise(values))
 
 
 def _unreachable(bounds: ResponseBounds, nearest: AgeSolution) -> str:

@@ -13,11 +13,12 @@ averages lie on the edge between them. This is optimal for a bound on a mean, an
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import hypot, inf
+from operator import attrgetter
 
 import scipy
 
 from policies.objectives.trial import simulated_percentile
-from policies.solver.model import Problem, build_model, check_energies, check_limit
+from policies.solver.model import Problem, build_model, check_limit
 from policies.solver.solver import Solution, evaluate, solve
 from policies.types import Mix, ParameterError, SpecError
 
@@ -55,7 +56,7 @@ class ShareBound:
 
 @dataclass(frozen=True, slots=True)
 class PowerBound:
-    """The mean power is at most `power`, W."""
+    """The mean power is at most `power`, W, or of another resource in its unit per second."""
 
     power: float
 
@@ -63,14 +64,14 @@ class PowerBound:
 Bound = MeanBound | ShareBound | PowerBound
 
 
-BOUNDS = ("slo_mean_ms", "slo_p95_ms", "slo_share", "power_cap_w")
+BOUNDS = ("slo_mean_ms", "slo_p95_ms", "slo_share", "power_cap_w", "resource_cap")
 
 
 def parse_bound(key: str, text: str, measured_over: int = 400_000, seed: int = 0) -> Bound:
     """Parse a bound.
 
     Args:
-        key: slo_mean_ms, slo_p95_ms, slo_share or power_cap_w.
+        key: one of `BOUNDS`; resource_cap is in the unit of the profile's resource per second.
         text: a number in that unit; for slo_share MS:SHARE.
         measured_over: number of requests simulated to evaluate a share.
         seed: seed of that simulation.
@@ -88,7 +89,7 @@ def parse_bound(key: str, text: str, measured_over: int = 400_000, seed: int = 0
         raise ParameterError(
             key, repr(text), f"is not a valid bound; give {usage if has_share else 'a number above 0'}"
         ) from None
-    if key == "power_cap_w":
+    if key in ("power_cap_w", "resource_cap"):
         return PowerBound(limit)
     if key == "slo_mean_ms":
         return MeanBound(limit / 1e3)
@@ -123,7 +124,7 @@ def choose_weight(problem: Problem, bound: Bound, mixed: bool = True) -> Solutio
 
     Raises:
         UnreachableError: no policy keeps the bound; the message gives the nearest value.
-        SpecError: the bound is invalid, or the profile has no energies.
+        SpecError: the bound is invalid.
     """
     _check(problem, bound)
     scale = _scale(problem)
@@ -141,11 +142,7 @@ def frontier(problem: Problem, resolution: float = 0.0) -> list[Solution]:
         problem: the system; its w2 is ignored.
         resolution: no vertex is sought between two that are nearer than this share of the frontier's width and height.
             With random service times there are hundreds of vertices.
-
-    Raises:
-        SpecError: the problem has no energies.
     """
-    check_energies(problem)
     scale = _scale(problem)
     return [scale.back(solution) for solution in _frontier(scale.problem(problem), resolution)]
 
@@ -166,8 +163,9 @@ class _Scale:
 
     def problem(self, problem: Problem) -> Problem:
         """Convert a problem to these units."""
-        energies = tuple(energy / self.power for energy in problem.profile.energies or ())
-        return replace(problem, w1=1.0 / self.time, w2=0.0, profile=replace(problem.profile, energies=energies))
+        costs = tuple(cost / self.power for cost in problem.profile.costs)
+        profile = replace(problem.profile.charged, energies=costs)
+        return replace(problem, w1=1.0 / self.time, w2=0.0, profile=profile)
 
     def bound(self, bound: Bound) -> Bound:
         """Convert a bound to these units; times stay in seconds."""
@@ -181,15 +179,14 @@ class _Scale:
             w1=self.w1,
             w2=solution.w2 * cost / self.power,
             gain=solution.gain * cost,
-            mean_power=_power(solution) * self.power,
-            energy_per_request=(solution.energy_per_request or 0.0) * self.power,
+            mean_power=solution.mean_power * self.power,
+            energy_per_request=solution.energy_per_request * self.power,
         )
 
 
 def _scale(problem: Problem) -> _Scale:
-    size, energies = build_model(problem).max_batch_size, problem.profile.energies or ()
-    gather = size / problem.arrival_rate
-    return _Scale(1e3 * gather, (max(energies) or 1.0) / gather, problem.w1)
+    gather = build_model(problem).max_batch_size / problem.arrival_rate
+    return _Scale(1e3 * gather, (max(problem.profile.costs) or 1.0) / gather, problem.w1)
 
 
 def _choose_scaled(problem: Problem, bound: Bound, mixed: bool) -> tuple[Solution, bool]:
@@ -223,13 +220,13 @@ def _frontier(problem: Problem, resolution: float) -> list[Solution]:
 
 def _differences(fast: Solution, cheap: Solution) -> tuple[float, float]:
     """Return the increase of the mean response time, s, and the decrease of the mean power."""
-    return cheap.mean_response_time - fast.mean_response_time, _power(fast) - _power(cheap)
+    return cheap.mean_response_time - fast.mean_response_time, fast.mean_power - cheap.mean_power
 
 
 def breakpoint_of(fast: Solution, cheap: Solution) -> float:
     """Return the weight w2 at which both policies have the same cost."""
     slower = 1e3 * fast.w1 * (cheap.mean_response_time - fast.mean_response_time)
-    return slower / (_power(fast) - _power(cheap))
+    return slower / (fast.mean_power - cheap.mean_power)
 
 
 def _vertex_below(problem: Problem, fast: Solution, cheap: Solution) -> Solution | None:
@@ -238,14 +235,14 @@ def _vertex_below(problem: Problem, fast: Solution, cheap: Solution) -> Solution
         return None
     w2 = breakpoint_of(fast, cheap)
     found = solve(replace(problem, w2=w2))
-    on_the_line = 1e3 * fast.w1 * fast.mean_response_time + w2 * _power(fast)
+    on_the_line = 1e3 * fast.w1 * fast.mean_response_time + w2 * fast.mean_power
     return found if found.gain < on_the_line * (1.0 - _ON_LINE) else None
 
 
 def _is_tradeoff(fast: Solution, cheap: Solution) -> bool:
     """Return whether one is faster and the other cheaper, by more than rounding."""
     slower, cheaper = _differences(fast, cheap)
-    return slower > _ROUNDING * fast.mean_response_time and cheaper > _ROUNDING * _power(fast)
+    return slower > _ROUNDING * fast.mean_response_time and cheaper > _ROUNDING * fast.mean_power
 
 
 def _neighbours(
@@ -284,11 +281,11 @@ def _mixed(problem: Problem, bound: Bound, inside: Solution, outside: Solution) 
         case MeanBound(response_time):
             probability = _root(lambda p: at(p).mean_response_time - response_time)
         case PowerBound(power):
-            probability = _root(lambda p: _power(at(p)) - power)
+            probability = _root(lambda p: at(p).mean_power - power)
         case _:
             probability = _largest_probability(lambda p: _keeps(problem, bound)(at(p)))
     found = at(probability)
-    cost = (lambda one: one.mean_response_time) if isinstance(bound, PowerBound) else _power
+    cost = attrgetter("mean_response_time" if isinstance(bound, PowerBound) else "mean_power")
     return found if cost(found) <= cost(inside) else inside
 
 
@@ -322,27 +319,21 @@ def _keeps(problem: Problem, bound: Bound) -> Callable[[Solution], bool]:
         case MeanBound(response_time):
             return lambda solution: solution.mean_response_time <= response_time
         case PowerBound(power):
-            return lambda solution: _power(solution) <= power
+            return lambda solution: solution.mean_power <= power
         case ShareBound(response_time, _, percentile):
             return lambda solution: percentile(problem, solution) <= response_time
-
-
-def _power(solution: Solution) -> float:
-    assert solution.mean_power is not None  # checked by `_check`
-    return solution.mean_power
 
 
 def _check(problem: Problem, bound: Bound) -> None:
     match bound:
         case PowerBound(power):
             if not 0.0 < power < inf:
-                unit = problem.profile.power_unit
+                unit = problem.profile.rate_unit
                 raise SpecError(f"a bound of {power:g} {unit} is invalid; give a positive number")
         case MeanBound(response_time):
             check_limit(response_time)
         case ShareBound(response_time, share):
             check_limit(response_time, share)
-    check_energies(problem)
 
 
 def _unreachable(problem: Problem, bound: Bound, nearest: Solution) -> str:
@@ -352,9 +343,9 @@ def _unreachable(problem: Problem, bound: Bound, nearest: Solution) -> str:
             least = f"the least {at} is {1e3 * nearest.mean_response_time:.6g} ms"
             return f"no policy keeps the mean response time within {1e3 * response_time:g} ms: {least}; raise the bound"
         case PowerBound(power):
-            unit = problem.profile.power_unit
-            least = f"the least {at} is {_power(nearest):.6g} {unit}"
-            return f"no policy keeps the mean power within {power:g} {unit}: {least}; raise the bound"
+            unit = problem.profile.rate_unit
+            least = f"the least {at} is {nearest.mean_power:.6g} {unit}"
+            return f"no policy keeps within {power:g} {unit}: {least}; raise the bound"
         case ShareBound(response_time, share, percentile):
             least = f"the least time {at} is {1e3 * percentile(problem, nearest):.4g} ms"
             return f"no policy answers a share of {share:g} within {1e3 * response_time:g} ms: {least}; raise the bound"

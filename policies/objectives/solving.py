@@ -24,13 +24,12 @@ _SIMULATED_REQUESTS = 15_000  # for each load, where a percentile is bounded
 def solved_table(spec: Spec, profile: Profile) -> PolicyTable:
     """Solve a table for the weight or bound of a spec; a load without a feasible policy gets the nearest one.
 
-    Without energies the fastest policy, w2 = 0, is solved for every bound on the response time. Service times that
-    vary by a tenth or more, as they do on a busy CPU, are solved as gamma distributed.
+    Service times that vary by a tenth or more, as they do on a busy CPU, are solved as gamma distributed.
     """
     key, value = weight_of(spec)
     problem = Problem(profile, 1.0, service=measured_service(profile))
-    if key == "w2" or (profile.energies is None and key != "power_cap_w"):
-        return _solve_once(replace(problem, w2=value if key == "w2" else 0.0), tuple(default_loads()))
+    if key == "w2":
+        return _solve_once(replace(problem, w2=value), tuple(default_loads()))
     form = spec.parameters.get("policy_form", FORMS[0])
     bound = parse_bounds([(key, spec.parameters[key])], form, _SIMULATED_REQUESTS)
     mixed = not isinstance(bound, ShareBound)  # so few requests do not resolve the probability of a mix

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from policies.files import first_error, read_text, write_atomically
 from policies.percentile.ages import AgeSolution, actions_of_ages
+from policies.profile import Resource
 from policies.solver.model import Problem, build_model, check_actions
 from policies.solver.solver import Solution, solve
 from policies.types import MaxAges, Mix, SpecError
@@ -33,11 +34,11 @@ class TableRow:
         batch_size: action for queue length 0, 1, 2, ...; the last repeats.
         mix: the second table of a randomised policy.
         mean_response_time: s; None where unknown.
-        mean_power: W; None where unknown.
+        mean_power: W, or of another resource cores or busy share; None where unknown.
         max_ages: the table of maximum ages of a row for a percentile; `batch_size` then has the actions for requests
             that have just arrived.
         share_within: of a row for percentiles, the share of the requests within each bound, in the model.
-        power_lower_bound: W; see `AgeSolution`. None where unknown.
+        power_lower_bound: in the same unit; see `AgeSolution`. None where unknown.
     """
 
     arrival_rate: float
@@ -59,10 +60,11 @@ class PolicyTable:
     Attributes:
         profile: name of the profile.
         w1: weight of the mean response time, per ms.
-        w2: weight of the mean power, per W; None where a bound chose a weight for each row.
+        w2: weight of the mean power, per W or unit of another resource; None where a bound chose one for each row.
         max_batch_size: the largest batch.
         rows: at least one.
         bound: name and value of the bound that chose the weights; None without one.
+        resource: whose use per second the mean powers and their lower bounds are.
     """
 
     profile: str
@@ -71,6 +73,7 @@ class PolicyTable:
     max_batch_size: int
     rows: tuple[TableRow, ...]
     bound: Mapping[str, float | str] | None = None
+    resource: Resource = "energy"
 
 
 def default_loads() -> list[float]:
@@ -107,7 +110,7 @@ def table_of(
     rows = tuple(_row_of_solution(solution) for solution in solutions)
     largest = problem.max_batch_size or problem.profile.max_batch_size
     w2 = problem.w2 if bound is None else None
-    return PolicyTable(problem.profile.name, problem.w1, w2, largest, rows, bound)
+    return PolicyTable(problem.profile.name, problem.w1, w2, largest, rows, bound, problem.profile.saved)
 
 
 def _row_of_solution(solution: Solution) -> TableRow:
@@ -151,6 +154,8 @@ class _RowFile(_ActionsFile):
     mean_power_w: _Figure | None = None
     share_within: list[Annotated[float, Field(ge=0, le=1)]] = []
     power_lower_bound_w: _Figure | None = None
+    mean_resource: _Figure | None = None
+    resource_lower_bound: _Figure | None = None
 
     @property
     def tables(self) -> list[_ActionsFile]:
@@ -176,6 +181,7 @@ class _PolicyFile(BaseModel):
     w2: _Figure | None = None
     bound: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)] | str] | None = None
     max_batch_size: int = Field(ge=1, le=4096)
+    resource: Resource = "energy"
     rows: Annotated[list[_RowFile], Field(min_length=1, fail_fast=True)]
 
     @model_validator(mode="after")
@@ -202,7 +208,7 @@ def parse_table(text: str, origin: str) -> PolicyTable:
         raise SpecError(f"policy file {origin!r} is malformed: {first_error(error)}; solve it again") from error
     rows = tuple(_row_of_file(row, file.max_batch_size) for row in file.rows)
     w2 = 0.0 if file.w2 is None and file.bound is None else file.w2
-    return PolicyTable(file.profile, file.w1, w2, file.max_batch_size, rows, file.bound)
+    return PolicyTable(file.profile, file.w1, w2, file.max_batch_size, rows, file.bound, file.resource)
 
 
 def _row_of_file(row: _RowFile, largest: int) -> TableRow:
@@ -217,10 +223,10 @@ def _row_of_file(row: _RowFile, largest: int) -> TableRow:
         batch_size=tuple(row.batch_size or ()) if ages is None else actions_of_ages(ages, largest),
         mix=None if mix is None or mix.batch_size is None else Mix(mix.probability, tuple(mix.batch_size)),
         mean_response_time=None if row.mean_response_time_ms is None else row.mean_response_time_ms / 1e3,
-        mean_power=row.mean_power_w,
+        mean_power=row.mean_resource if row.mean_power_w is None else row.mean_power_w,
         max_ages=ages,
         share_within=tuple(row.share_within),
-        power_lower_bound=row.power_lower_bound_w,
+        power_lower_bound=row.resource_lower_bound if row.power_lower_bound_w is None else row.power_lower_bound_w,
     )
 
 
@@ -255,7 +261,8 @@ def to_json(table: PolicyTable) -> str:
         "w1": table.w1,
         **({"w2": table.w2} if table.bound is None else {"bound": dict(table.bound)}),
         "max_batch_size": table.max_batch_size,
-        "rows": [_row_json(row) for row in table.rows],
+        **({} if table.resource == "energy" else {"resource": table.resource}),
+        "rows": [_row_json(row, table.resource) for row in table.rows],
     }
     return json.dumps(content, indent=1) + "\n"
 
@@ -280,13 +287,14 @@ def actions_json(row: TableRow) -> dict[str, Any]:
     }
 
 
-def certificate_json(row: TableRow) -> dict[str, Any]:
-    """Return the share within the bounds and the lower bound on the power, where known, as in policy files."""
+def certificate_json(row: TableRow, resource: Resource) -> dict[str, Any]:
+    """Return the share within the bounds and the lower bound on the resource, where known, as in policy files."""
+    key = "power_lower_bound_w" if resource == "energy" else "resource_lower_bound"
     shares = {"share_within": row.share_within} if row.share_within else {}
-    return shares | ({} if row.power_lower_bound is None else {"power_lower_bound_w": row.power_lower_bound})
+    return shares | ({} if row.power_lower_bound is None else {key: row.power_lower_bound})
 
 
-def _row_json(row: TableRow) -> dict[str, Any]:
+def _row_json(row: TableRow, resource: Resource) -> dict[str, Any]:
     response = None if row.mean_response_time is None else 1e3 * row.mean_response_time
     content = {
         "arrival_rate_hz": row.arrival_rate,
@@ -294,8 +302,8 @@ def _row_json(row: TableRow) -> dict[str, Any]:
         "w2": row.w2,
         **actions_json(row),
         "mean_response_time_ms": response,
-        "mean_power_w": row.mean_power,
-        **certificate_json(row),
+        "mean_power_w" if resource == "energy" else "mean_resource": row.mean_power,
+        **certificate_json(row, resource),
     }
     return {key: value for key, value in content.items() if value is not None}
 

@@ -43,7 +43,7 @@ class Trial:
     def run(self, solution: Solution) -> Run:
         """Simulate a solved or evaluated policy."""
         profile = self.problem.truncated_profile
-        device = ServiceModel(self.service_time(), profile.max_batch_size, profile.energies)
+        device = ServiceModel(self.service_time(), profile.max_batch_size, profile.costs)
         if isinstance(solution, AgeSolution):
             return simulate_ages(solution.max_ages, device, self.instants)
         table = ActionTable(solution.batch_size, profile.max_batch_size, solution.mix)

@@ -47,7 +47,6 @@ from policies.solver.model import (
     RESPONSE,
     Problem,
     build_model,
-    check_energies,
     check_limit,
     check_solvable,
     is_within_largest_load,
@@ -132,7 +131,7 @@ def solve_ages(problem: Problem, bounds: ResponseBounds, mixed: bool = True) -> 
         mixed: whether two tables may be mixed.
 
     Raises:
-        SpecError: the load is 1 or more, the profile has no energies, or the problem or a bound is malformed.
+        SpecError: the load is 1 or more, the problem or a bound is malformed.
     """
     _check(problem, bounds)
     search = _Search(build_age_model(problem, bounds.limits), bounds)
@@ -316,7 +315,7 @@ def evaluate_ages(problem: Problem, table: MaxAges, limits: tuple[float, ...]) -
     Ages between those of the model's grid are rounded up. All ages of solved tables are in it.
 
     Raises:
-        SpecError: the load is 1 or more, the profile has no energies, or the table waits for longer than the model.
+        SpecError: the load is 1 or more, the table waits for longer than the model.
     """
     _check(problem, ResponseBounds(tuple((limit, 0.5) for limit in limits)))
     ages = build_age_model(problem, limits)
@@ -354,7 +353,6 @@ def _averages(problem: Problem, ages: AgeModel, average: Floats, table: MaxAges)
 
 def _check(problem: Problem, bounds: ResponseBounds) -> None:
     check_solvable(replace(problem, w1=1.0), build_model(problem))
-    check_energies(problem)
     if not is_within_largest_load(problem):
         raise SpecError(
             f"a load above {LARGEST_LOAD:g} is too high for a table of maximum ages; lower the arrival rate, or keep "

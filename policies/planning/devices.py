@@ -25,6 +25,7 @@ from policies.objectives.table import ages_json
 from policies.objectives.trial import Trial
 from policies.percentile.ages import AgeSolution, ResponseBounds
 from policies.planning.prices import Price
+from policies.profile import Resource
 from policies.queue.arrivals import poisson
 from policies.queue.batcher import Batcher
 from policies.queue.fleet import random_routing, run_fleet, shortest_expected_delay
@@ -52,7 +53,7 @@ class FleetCandidate:
             nearest policy.
         kept: whether the bound is kept.
         percentile: 95th percentile of the response time, by simulation of one device, s.
-        power: mean power of all devices, idle power included, W; None where the profile has no energies.
+        power: mean power of all devices, idle power included, W; of another resource cores, or busy devices.
         cost: cost in the unit of the price.
     """
 
@@ -60,7 +61,7 @@ class FleetCandidate:
     solution: Solution
     kept: bool
     percentile: float
-    power: float | None
+    power: float
     cost: float
 
 
@@ -96,8 +97,8 @@ class CapacityProblem:
 
     def least_cost(self, devices: int) -> float:
         """Return the least cost of this many devices under any policy."""
-        energies = enumerate(self.problem.truncated_profile.energies or (), 1)
-        least = min((energy / b for b, energy in energies if b >= self.problem.min_batch_size), default=0.0)
+        costs = enumerate(self.problem.truncated_profile.costs, 1)
+        least = min(cost / b for b, cost in costs if b >= self.problem.min_batch_size)
         return self.price.cost(devices, self.problem.arrival_rate * least)
 
 
@@ -169,9 +170,9 @@ def _check_reachable(planning: CapacityProblem) -> None:
 
 
 def _fastest_first(problem: Problem) -> Problem:
-    """Return the problem with energies of 0, for which the fastest policy is the cheapest."""
+    """Return the problem with costs of 0, for which the fastest policy is the cheapest."""
     profile = problem.profile
-    return replace(problem, profile=replace(profile, energies=(0.0,) * profile.max_batch_size))
+    return replace(problem, profile=replace(profile.charged, energies=(0.0,) * profile.max_batch_size))
 
 
 def _fewest(keeps: Callable[[int], bool], low: int) -> int:
@@ -187,19 +188,18 @@ def _fewest(keeps: Callable[[int], bool], low: int) -> int:
 
 def _candidate(planning: CapacityProblem, devices: int) -> FleetCandidate:
     problem, price, kept = planning.per_device(devices), planning.price, True
-    known = problem.profile.energies is not None
     try:
-        solution = planning.keep(problem if known else _fastest_first(problem))
+        solution = planning.keep(problem)
     except UnreachableError as error:
         solution, kept = error.nearest, False
     responses = Trial(problem, planning.requests, planning.seed).run(solution).responses
-    working = devices * (solution.mean_power or 0.0)
+    working = devices * solution.mean_power
     return FleetCandidate(
         devices,
         solution,
         kept,
         float(np.quantile(responses, 0.95)),
-        devices * price.idle + working if known else None,
+        devices * price.idle + working,
         price.cost(devices, working),
     )
 
@@ -247,7 +247,7 @@ def _route(name: str, planning: CapacityProblem, stations: list[Station]) -> Rou
 
 
 def _station(planning: CapacityProblem, candidate: FleetCandidate, index: int) -> Station:
-    profile, solution = planning.problem.truncated_profile, candidate.solution
+    profile, solution = planning.problem.truncated_profile.charged, candidate.solution
     rng = np.random.default_rng([planning.seed, 6, index])
     draw = planning.problem.service.sampler(np.array(profile.service_times), rng)
     ages = solution.max_ages if isinstance(solution, AgeSolution) else None
@@ -260,8 +260,9 @@ def _station(planning: CapacityProblem, candidate: FleetCandidate, index: int) -
     return Station(batcher, service_time, lambda service: profile.energy(len(service.launch.requests)))
 
 
-def candidate_row(candidate: FleetCandidate) -> dict[str, Any]:
-    """Return the JSON object of a candidate."""
+def candidate_row(candidate: FleetCandidate, resource: Resource) -> dict[str, Any]:
+    """Return the JSON object of a candidate, whose power is that of this resource."""
+    metered = resource == "energy"
     solution = candidate.solution
     mix = solution.mix and {"probability": solution.mix.probability, "batch_size": list(solution.mix.batch_size)}
     return {
@@ -274,6 +275,7 @@ def candidate_row(candidate: FleetCandidate) -> dict[str, Any]:
         **(ages_json(solution.max_ages) if isinstance(solution, AgeSolution) else {}),
         "mean_response_time_ms": 1e3 * solution.mean_response_time,
         "p95_ms": 1e3 * candidate.percentile,
-        "mean_power_w": candidate.power,
+        "mean_power_w": candidate.power if metered else None,
+        **({} if metered else {"mean_resource": candidate.power}),
         "cost": candidate.cost,
     }

@@ -9,6 +9,7 @@ from math import inf
 import numpy as np
 
 from policies.catalog import ModelPolicy, combine, rate_time_constant
+from policies.planning.savings import Savings, savings
 from policies.profile import Profile
 from policies.queue.batcher import Batcher
 from policies.queue.monitor import ForgettingMonitor
@@ -40,11 +41,19 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Predicted figures of a model: mean and 95th percentile of the response time, s, and mean batch size."""
+    """Predicted figures of a model.
+
+    Attributes:
+        mean: mean response time, s.
+        p95: 95th percentile of it, s.
+        batch_size: mean batch size.
+        savings: what a goal would save at this rate; None where that is not known.
+    """
 
     mean: float
     p95: float
     batch_size: float
+    savings: Savings | None = None
 
 
 def predict(models: Mapping[str, Traffic], seed: int = 0) -> dict[str, Prediction]:
@@ -90,8 +99,16 @@ def predict(models: Mapping[str, Traffic], seed: int = 0) -> dict[str, Predictio
         model = service.launch.requests[0].kind.model
         sizes[model].append(len(service.launch.requests))
         responses[model] += [service.finish - request.arrival for request in service.finished]
+    alone = len(served) == 1
     return {
-        model: Prediction(float(np.mean(found)), float(np.quantile(found, 0.95)), float(np.mean(sizes[model])))
+        model: Prediction(
+            float(np.mean(found)),
+            float(np.quantile(found, 0.95)),
+            float(np.mean(sizes[model])),
+            savings(replace(served[model].chosen, profile=served[model].profile), served[model].rate)
+            if alone
+            else None,
+        )
         for model, found in responses.items()
         if found
     }

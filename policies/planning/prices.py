@@ -72,15 +72,15 @@ def priced(
         if value is not None and not 0.0 < value < inf:
             raise SpecError(f"--{flag} {value:g} is invalid; give a number above 0, or leave it out")
     by_power = [f"--{flag}" for flag, value in (("idle-power-w", idle_power), ("power-price", power_price)) if value]
-    if by_power and (profile.energies is None or profile.cost_unit != "J"):
-        raise SpecError(f"profile {profile.name!r} has no energies in joules: leave {by_power[0]} out")
+    if by_power and (profile.rate_unit != "W"):
+        raise SpecError(f"profile {profile.name!r} does not save energy in joules: leave {by_power[0]} out")
     if idle_power is not None:
         profile = _above_idle(profile, idle_power)
     idle = profile.idle_power or 0.0
     if device_price is not None or power_price is not None:
         per_watt = (power_price or 0.0) / 1e3
         price = Price((device_price or 0.0) + idle * per_watt, per_watt, "an hour", idle)
-    elif idle and profile.energies is not None:
+    elif idle and profile.saved == "energy":
         price = Price(idle, 1.0, "W", idle)
     else:
         price = Price(1.0, 0.0, "devices", idle)

@@ -196,8 +196,9 @@ class SimulatedDeviceOfLengths:
 
     def energy(self, service: Service) -> float | None:
         """Energy of a launch, J: the power of a batch of this size is taken as that of the profile at any length."""
-        powers = self.profile.powers
-        return powers[len(service.launch.requests) - 1] * (service.finish - service.start) if powers else None
+        size = len(service.launch.requests)
+        energy = self.profile.energy(size)
+        return None if energy is None else energy / self.profile.service_time(size) * (service.finish - service.start)
 
 
 def _last_stage(launch: Launch, first: int) -> int:

@@ -9,7 +9,7 @@ from policies.rules.length_aware import LengthAware, length_aware
 from policies.rules.rule import Rule, SolvedPolicy
 from policies.spec import Spec
 
-_WEIGHT_KEYS = frozenset({"w2", "slo_mean_ms", "slo_p95_ms", "power_cap_w", "policy_form"})
+_WEIGHT_KEYS = frozenset({"w2", "slo_mean_ms", "slo_p95_ms", "power_cap_w", "resource_cap", "policy_form"})
 _DESCRIPTION = "Launches by the solved table: the row nearest to the measured arrival rate{parameters}."
 
 

@@ -17,7 +17,7 @@ arrival. The objective is the long-run average of w1 x response time + w2 x powe
 | p_k^[b]      | arrival_probabilities              | k arrivals during a batch of b                       | (4)      |
 | m(j given s, a) | read from p_k                   | the queue moves to s - a + k                         | (7)      |
 | y(s, a)      | sojourn_time                       | mean time to the next epoch, s; 1/lambda when idle   | (9)      |
-| zeta(b)      | energy                             | J per batch                                          | III      |
+| zeta(b)      | costs                              | of the resource per batch: J, CPU s or busy s        | III      |
 | theta(b)     | throughput                         | b / l(b), 1/s                                        | III      |
 | rho          | load                               | lambda over the largest theta(b)                     | III      |
 | w1, w2       | w1, w2                             | weights: per ms of response time, per W of power     | (2)      |
@@ -28,7 +28,8 @@ Waiting is an action like the others: its sojourn is 1/lambda, it charges nothin
 The holding cost of (11) follows from the same formula with half_second_moment 0, because the one arrival of a wait
 comes at its end.
 
-Times are seconds and energies joules throughout; only the weights refer to milliseconds.
+Times are seconds; only the weights refer to milliseconds. Power stands for the resource that the profile saves, per
+second: W, or cores, or the busy share of the device (journal, remark 2: zeta may be any cost of a batch).
 """
 
 from collections.abc import Sequence
@@ -60,7 +61,7 @@ class Problem:
         profile: service time and energy by batch size.
         arrival_rate: lambda, 1/s.
         w1: weight of the mean response time, per ms.
-        w2: weight of the mean power, per W; 0 where the profile has no energies.
+        w2: weight of the mean power, per W, or of another resource in its unit per second.
         min_batch_size: B_min.
         max_batch_size: B_max; None: the profile's.
         service: distribution of the service times around the profile's means.
@@ -167,7 +168,7 @@ def build_model(problem: Problem) -> Model:
     rate, times = problem.arrival_rate, np.array(profile.service_times)
     second = problem.service.second_moments(times)
     counted = np.zeros((len(times) + 1, 3))
-    counted[1:, POWER] = profile.energies or 0.0
+    counted[1:, POWER] = profile.costs
     counted[1:, LAUNCHES] = 1.0
     return Model(
         arrival_rate=rate,
@@ -231,19 +232,6 @@ def is_within_largest_load(problem: Problem) -> bool:
     return problem.arrival_rate <= (LARGEST_LOAD + 1e-6) * problem.truncated_profile.capacity
 
 
-def check_energies(problem: Problem) -> None:
-    """Check that policies can be compared by their power.
-
-    Raises:
-        SpecError: the profile has no energies.
-    """
-    if problem.profile.energies is None:
-        raise SpecError(
-            f"profile {problem.profile.name!r} has no energies, so no policy can be chosen by its power; "
-            "leave the bound out (w2 = 0 is the fastest), or give a profile with energy_j"
-        )
-
-
 def check_limit(response_time: float, share: float | None = None) -> None:
     """Check a bound on the response time, s: on its mean, or on the share of the requests within it.
 
@@ -264,11 +252,6 @@ def _check(problem: Problem) -> None:
     for name, weight in (("w1", problem.w1), ("w2", problem.w2)):
         if not 0.0 <= weight <= _MAX_WEIGHT:
             raise ParameterError(name, f"{weight:g}", f"is not a weight; give a number from 0 to {_MAX_WEIGHT:g}")
-    if problem.w2 > 0.0 and problem.profile.energies is None:
-        raise ParameterError(
-            *("w2", f"{problem.w2:g}"),
-            f"weighs power, but profile {problem.profile.name!r} has no energies; give 0, or a profile with energy_j",
-        )
 
 
 def _check_min_batch_size(smallest: int, largest: int) -> None:

@@ -42,8 +42,8 @@ class Solution:
         batch_size: action for queue length 0, 1, 2, ...; the last repeats.
         gain: average cost g, w1 x mean response time in ms + w2 x mean power in W.
         mean_response_time: s.
-        mean_power: W; None where the profile has no energies.
-        energy_per_request: J; None where the profile has no energies.
+        mean_power: of the resource per second: W, cores, or busy share.
+        energy_per_request: of the resource: J, CPU s, or busy s.
         mean_batch_size: over batches.
         iterations: linear systems solved; for relative value iteration, iterations of Algorithm 1.
         change: relative change at the last extension of the state space. It is above 1e-10 only where the extension
@@ -59,8 +59,8 @@ class Solution:
     batch_size: tuple[int, ...]
     gain: float
     mean_response_time: float
-    mean_power: float | None
-    energy_per_request: float | None
+    mean_power: float
+    energy_per_request: float
     mean_batch_size: float
     iterations: int
     change: float
@@ -295,14 +295,13 @@ def _from_rvi(problem: Problem, model: Model, result: RviResult) -> Solution:
 
 def _solution(problem: Problem, model: Model, run: _Run) -> Solution:
     response, power, launches = (float(run.average[i]) for i in (RESPONSE, POWER, LAUNCHES))
-    measurable = problem.profile.energies is not None
     mean_batch_size = model.arrival_rate / launches if launches else 0.0  # the papers' method may never launch
     return Solution(
         batch_size=tuple(run.policy.tolist()),
         gain=float(run.average @ objective_weights(problem)),
         mean_response_time=response,
-        mean_power=power if measurable else None,
-        energy_per_request=power / model.arrival_rate if measurable else None,
+        mean_power=power,
+        energy_per_request=power / model.arrival_rate,
         mean_batch_size=mean_batch_size,
         iterations=run.iterations,
         change=run.change,

@@ -162,16 +162,26 @@ def describe_policy(chosen: ModelPolicy, arrival_rate: float, warnings: Sequence
     """Describe a policy for the admin routes, with the expected values of the table's row for this rate, 1/s."""
     rows = [] if chosen.table is None else chosen.table.rows
     response, power = _expected(chosen, arrival_rate)
+    metered = chosen.profile.saved == "energy"
     return {
         "name": chosen.name,
         "spec": chosen.spec,
         "parameters": dict(chosen.parameters),
         "profile": chosen.profile.name,
         "rows": [
-            {"arrival_rate_hz": r.arrival_rate, "load": r.load, **actions_json(r), **certificate_json(r)} for r in rows
+            {
+                "arrival_rate_hz": row.arrival_rate,
+                "load": row.load,
+                **actions_json(row),
+                **certificate_json(row, chosen.profile.saved),
+            }
+            for row in rows
         ],
         "expected_response_time_ms": None if response is None else 1e3 * response,
-        "expected_power_w": power,
+        "expected_power_w": power if metered else None,
+        "resource": chosen.profile.saved,
+        "resource_unit": chosen.profile.rate_unit,
+        "expected_resource": None if metered else power,
         "arrival_rate_hz": arrival_rate,
         "objective_ms": 1e3 * chosen.objective if isfinite(chosen.objective) else None,
         "age_margin_ms": 1e3 * chosen.margin,
@@ -181,12 +191,11 @@ def describe_policy(chosen: ModelPolicy, arrival_rate: float, warnings: Sequence
 
 
 def _expected(chosen: ModelPolicy, arrival_rate: float) -> tuple[float | None, float | None]:
-    """Return mean response time, s, and mean power, W, of a solved table at this rate; None without a table."""
+    """Return mean response time, s, and mean power of a solved table at this rate; None without a table."""
     if chosen.table is None:
         return None, None
     rows = chosen.table.rows
     if arrival_rate < rows[0].arrival_rate / 2:  # every request is launched at once, nearly always alone
-        energy = chosen.profile.energy(1)
-        return chosen.profile.service_time(1), None if energy is None else arrival_rate * energy
+        return chosen.profile.service_time(1), arrival_rate * chosen.profile.costs[0]
     row = min(rows, key=lambda row: abs(row.arrival_rate - arrival_rate))
     return row.mean_response_time, row.mean_power

@@ -420,14 +420,16 @@ class Inference:
         self.metrics.statistics.call_completed(model, preparing, context.waiting, context.service, response)
 
     def describe(self, answers: Sequence[Sample], context: RequestContext) -> dict[str, Any]:
-        """Parameters of the response to a call: largest batch size, longest times, and energy of all its samples."""
+        """Parameters of the response to a call: largest batch size, longest times, and what all its samples took."""
         energies = [answer.energy for answer in answers if answer.energy is not None]
+        cpu_times = [answer.cpu_time for answer in answers if answer.cpu_time is not None]
         return {
             "batch_size": max([answer.batch_size for answer in answers], default=0),
             "waiting_ms": round(1e3 * context.waiting, 3),
             "service_ms": round(1e3 * context.service, 3),
             "energy_mj": round(1e3 * sum(energies), 3) if energies else None,
             "energy_source": answers[-1].energy_source if energies else "none",
+            **({"cpu_ms": round(1e3 * sum(cpu_times), 3)} if cpu_times else {}),
         }
 
 

@@ -36,6 +36,7 @@ class _Served(_Body):
     service_ms: float
     energy_mj: float | None
     energy_source: str
+    cpu_ms: float | None = None
 
 
 class Class(_Body):
@@ -157,6 +158,7 @@ class PolicyRow(_Body):
     mix: PolicyMix | None = None
     share_within: list[float] = []
     power_lower_bound_w: float | None = None
+    resource_lower_bound: float | None = None
 
 
 class Policy(_Body):
@@ -167,6 +169,9 @@ class Policy(_Body):
     rows: list[PolicyRow]
     expected_response_time_ms: float | None
     expected_power_w: float | None
+    resource: str
+    resource_unit: str
+    expected_resource: float | None
     arrival_rate_hz: float
     objective_ms: float | None
     age_margin_ms: float

@@ -92,7 +92,8 @@ class Exploration:
         async with self._turns[dispatcher]:
             completion = await executor_between(backend, model, _REST).run(Batch(model, samples))
         if dispatcher.accounting.on_served is not None and self._is_first(model):
-            dispatcher.accounting.on_served(model, size, completion.finished - completion.started, length)
+            took = completion.finished - completion.started
+            dispatcher.accounting.on_served(model, size, took, length, completion.cpu_time)
 
     def _is_first(self, model: str) -> bool:
         """Whether the model that the server started with is still in service."""

@@ -156,10 +156,12 @@ class _Lanes:
     Attributes:
         service: of the model that was named; None before.
         fields: of each line of the log.
+        other_time: CPU time of the calls so far that run no batch, such as `decode`, s.
     """
 
     def __init__(self, shared: SharedMemory) -> None:
         self._shared = shared
+        self.other_time = 0.0
         self.service: Any = None
         self.fields: dict[str, Any] = {"pid": os.getpid()}
 
@@ -171,7 +173,7 @@ class _Lanes:
     def _serve(self, lane: Channel) -> None:
         """Serve the calls of one lane until its other end is closed."""
         files = list[int]()  # of its standby, if it is for batches
-        runner = _BatchRunner(lane)
+        runner = _BatchRunner(lane, self)
         while True:
             try:
                 (number, method, arguments), file = lane.receive()
@@ -187,6 +189,7 @@ class _Lanes:
                     runner.serve(self.service.device, (number, *arguments), method == "serve")
                     continue
                 answer: Any
+                began = time.thread_time()
                 try:
                     answer = _find_device(*arguments) if method == "find_device" else self._call(method, arguments)
                 except BaseException as error:  # noqa: BLE001  (it is the answer)
@@ -197,6 +200,7 @@ class _Lanes:
                 del arguments
                 _send(lane, number, answer)
                 del answer
+                self.other_time += time.thread_time() - began
             except OSError:
                 return
 
@@ -219,26 +223,27 @@ class _BatchRunner:
         standby: of the lane; None before it was sent.
     """
 
-    def __init__(self, lane: Channel) -> None:
+    def __init__(self, lane: Channel, lanes: _Lanes) -> None:
         self.standby: StandbyMemory | None = None
         self._lane = lane
+        self._lanes = lanes
         self._kept: dict[int, Any] = {}  # outputs of stages, by number
         self._numbers = count()
 
     def serve(self, device: Device, message: Any, follows: bool) -> None:
         """Run a batch, and then, if launches may follow, those that are taken from the standby."""
-        number, began = message[0], time.process_time()
+        number, began = message[0], self._cpu_time()
         running: DeviceRun | None = self._start(device, message, ())
         while running is not None:
             has_ended = running.wait()
-            ended = time.process_time()
+            ended = self._cpu_time()
             taken = self.standby.take() if has_ended and follows and self.standby is not None else None
             following = None if taken is None else self._start(device, taken, running.outputs)
             next_started = None if following is None else following.started
             result = running.result(next_started)
             answer: Any
             if isinstance(result, Completion):
-                answer = self._keep(result.outputs), result.started, result.finished, ended - began
+                answer = self._keep(result.outputs), result.started, result.finished, max(ended - began, 0.0)
             else:
                 answer = sent(result, place_of(result))
                 result.__traceback__ = None
@@ -247,6 +252,10 @@ class _BatchRunner:
             _send(self._lane, number, answer, next_started)
             number, began = 0 if taken is None else taken[0], ended
             del taken, answer
+
+    def _cpu_time(self) -> float:
+        """CPU time of the process so far that was not for other calls, s; those that run are counted at their end."""
+        return time.process_time() - self._lanes.other_time
 
     def _start(self, device: Device, message: Any, outputs: Sequence[Any]) -> DeviceRun:
         """Start a batch as `BatchLane` describes it; without inputs it has the outputs of the one before."""

@@ -91,7 +91,13 @@ def policy_of(settings: Settings, model: str, profile: Profile) -> ModelPolicy:
 
 
 def limited(settings: Settings, model: str, profile: Profile) -> Profile:
-    """The profile with the model's limit of tokens; the same object if nothing changes."""
+    """The profile with the model's limit of tokens and the resource to save; the same object if nothing changes.
+
+    Raises:
+        SpecError: the profile does not have that resource.
+    """
+    if settings.resource not in (None, profile.resource):
+        profile = profile.saving(settings.resource)
     limit = max_batch_tokens(settings, model)
     changes = profile.varies_by_length and profile.max_batch_tokens != limit
     return replace(profile, max_batch_tokens=limit) if changes else profile

@@ -27,7 +27,8 @@ class Accounting:
     Attributes:
         tracing: links the spans of calls and batches; None: nothing is traced.
         on_served: called after each whole batch, with model, size, time to the launch of the next batch, s, or service
-            time if the device began none, and the length of the longest request, 0 where requests do not differ.
+            time if the device began none, the length of the longest request, 0 where requests do not differ, and the
+            CPU time, s, or None.
         on_unprofiled_work: called in its place with a model that ran single stages, a failed attempt, or beside other
             work, whose times or energy the profile does not predict.
         shared: whether a model is being loaded on the device. Its batches disturb service times and energies, so that
@@ -35,7 +36,7 @@ class Accounting:
     """
 
     tracing: "Tracing | None" = None
-    on_served: Callable[[str, int, float, float], None] | None = None
+    on_served: Callable[[str, int, float, float, float | None], None] | None = None
     on_unprofiled_work: Callable[[str], None] | None = None
     shared = False
 
@@ -89,6 +90,7 @@ class Accounting:
             energy,
             self._forecast.energy_source(run.batch),
             completion.next_started,
+            completion.cpu_time,
         )
 
     def _account(self, batch: BatchRecord, waiting: int) -> None:
@@ -100,7 +102,7 @@ class Accounting:
             self._report(self.on_unprofiled_work, batch.model)
         elif self.on_served is not None:
             longest = max([request.payload.length for request in batch.launch.requests])
-            self._report(self.on_served, batch.model, batch.size, batch.cycle, longest)
+            self._report(self.on_served, batch.model, batch.size, batch.cycle, longest, batch.cpu_time)
 
     def _report(self, observer: Callable[..., None] | None, *work: Any) -> None:
         """Report work of the device to the controller."""

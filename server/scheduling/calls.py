@@ -27,6 +27,7 @@ class Sample:
         waiting: waiting time from arrival to launch, s.
         service: service time of its batch, s; with stages, from its launch to the end of its last stage.
         energy: its share of the energy of its batches so far by the profile, J; None where unknown.
+        cpu_time: its share of the CPU time of its batches so far, s; None where that is not counted.
         energy_source: source of the profile's energies; empty until it was served.
         device: name of the device that served it.
     """
@@ -41,6 +42,7 @@ class Sample:
     waiting: float = 0.0
     service: float = 0.0
     energy: float | None = None
+    cpu_time: float | None = None
     energy_source: str = ""
     device: str = ""
 
@@ -105,7 +107,7 @@ class InferenceCall:
             if sample.output is None:
                 size = chosen.profile.time_alone(sample.length)
                 kind = chosen.arriving(self.model, size, sample.shape)
-                sample.data, sample.energy = sample.input, None
+                sample.data, sample.energy, sample.cpu_time = sample.input, None, None
                 self.requests.append(
                     Request(
                         *(next(ids), self.arrival, kind, deadline, self.expires, size, stages, sample),
@@ -162,12 +164,15 @@ class BatchRun:
         return not self.batch.first_stage and (end is None or all(end >= r.stages for r in self.launch.requests))
 
     def record_outputs(self, completion: Completion, energy: float | None) -> None:
-        """Make the outputs the inputs of the next stage, and add each request's share of the energy, J."""
+        """Make the outputs the inputs of the next stage, and add each request's share of energy, J, and CPU time."""
         share = None if energy is None else energy / len(self.launch.requests)
+        cpu_time = None if completion.cpu_time is None else completion.cpu_time / len(self.launch.requests)
         for request, output in zip(self.launch.requests, completion.outputs, strict=True):
             request.payload.data = output
             if share is not None:
                 request.payload.energy = share + (request.payload.energy or 0.0)
+            if cpu_time is not None:
+                request.payload.cpu_time = cpu_time + (request.payload.cpu_time or 0.0)
 
 
 def make_batch(launch: Launch, standby: Standby, continues: bool = False) -> Batch:

@@ -90,7 +90,9 @@ class Controller:
         self._reading: asyncio.Task[None] | None = None
         metrics.observe_responses(dispatcher.device, self.answered)
 
-    def served(self, model: str, batch_size: int, service_time: float, longest: float = 0.0) -> None:
+    def served(
+        self, model: str, batch_size: int, service_time: float, longest: float = 0.0, cpu_time: float | None = None
+    ) -> None:
         """Evaluate a served batch.
 
         Args:
@@ -98,6 +100,7 @@ class Controller:
             batch_size: number of requests.
             service_time: s, as profiles measure it.
             longest: length of its longest request; 0 where requests do not differ.
+            cpu_time: user and system time that it took, s; None where it is not counted.
         """
         monitored = self._state(model)
         monitored.served.batches += 1
@@ -106,6 +109,8 @@ class Controller:
             monitored.drift.discard_window()
         else:
             monitored.drift.observe_batch(batch_size, service_time, longest if by_length else None)
+            if cpu_time:
+                monitored.drift.observe_cpu_time(batch_size, cpu_time)
         if by_length:
             monitored.drift.discard_window()  # energies are known by size alone
         else:
@@ -114,7 +119,7 @@ class Controller:
             return
         if self._solve_for_sizes(model, monitored):
             return
-        refit = monitored.drift.refit()
+        refit = monitored.drift.refit(monitored.current.weighs_costs)
         if refit is not None:
             reason = "; ".join(map(str, refit.drifts))
             self._solve(model, refit.profile, "drift", reason)

@@ -67,10 +67,5 @@ def log_policy(model: str, chosen: ModelPolicy) -> None:
             chosen.table.profile,
             profile.name,
         )
-    if profile.energies is None and any(key in chosen.parameters for key in ("slo_mean_ms", "slo_p95_ms")):
-        _log.warning(
-            "%s: the profile has no energies, so the fastest policy is used for any bound; give one with energies",
-            model,
-        )
     for warning in objective_warnings(chosen):
         _log.warning("%s: %s", model, warning)

@@ -124,8 +124,11 @@ class Predictor:
         inputs = _inputs(known)
         if inputs.outdate(self._before, now - self._made):
             self._before, self._made = inputs, now
-            work = partial(self._predict, known)
+            work, former = partial(self._predict, known), self._found
             self._found = await asyncio.get_running_loop().run_in_executor(self._pool, work)
+            for model, found in self._found.items():
+                if found.savings is not None and (model not in former or former[model].savings is None):
+                    _log.info("%s: %s", model, found.savings)
         self._comparisons = {}
         for model, each in known.items():
             measured, predicted = self._measured(model), self._found.get(model)

@@ -23,6 +23,7 @@ class BatchRecord:
         energy: energy by the profile, J; None if unknown.
         energy_source: how the profile's energies were obtained.
         next_started: start of the batch that the device began by itself after it, s; None if it began none.
+        cpu_time: user and system time of the device's process, s; None where it is not counted.
     """
 
     device: str
@@ -36,6 +37,7 @@ class BatchRecord:
     energy: float | None
     energy_source: str
     next_started: float | None = None
+    cpu_time: float | None = None
 
     def facts(self) -> dict[str, Any]:
         """What the log, the traces and the dashboard's table say of it; times in ms, energy in mJ."""
@@ -48,6 +50,7 @@ class BatchRecord:
             "waited_ms": round(1e3 * self.waited, 3),
             "service_ms": round(1e3 * self.service, 3),
             "energy_mj": None if self.energy is None else round(1e3 * self.energy, 3),
+            "cpu_ms": None if self.cpu_time is None else round(1e3 * self.cpu_time, 3),
         }
 
     @property

@@ -85,6 +85,7 @@ class Metrics:
             "objective_share", "Objective: share of the requests within objective_seconds", "model"
         )
         self._batches = counter("batches", "Batches launched, by policy and reason", *served, "policy", "reason")
+        self._cpu_time = counter("cpu_seconds", "User and system time of the device's process for batches, s", *served)
         self._energy = counter("energy_joules", "Energy of all batches by the profile, J", *served, "source")
         self._response = cache(
             histogram(
@@ -236,6 +237,8 @@ class Metrics:
         self._service.labels(*labels).observe(batch.service)
         if batch.energy is not None:
             self._energy.labels(*labels, batch.energy_source).inc(batch.energy)
+        if batch.cpu_time is not None:
+            self._cpu_time.labels(*labels).inc(batch.cpu_time)
         if (observer := self._batch_observers.get(batch.device)) is not None:
             try:
                 observer(batch)

@@ -107,9 +107,14 @@ def test_an_unusable_spec_is_an_error_of_one_line(text: str, says: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_profile_without_energies_cannot_weigh_power() -> None:
-    with pytest.raises(SpecError, match="no energies"):
-        choose("smdp:w2=1", replace(P4, energies=None))
+@pytest.mark.usefixtures("few_tables")
+def test_a_profile_without_energies_weighs_busy_time() -> None:
+    busy = replace(P4, energies=None)
+    fastest, saving = (choose(f"smdp:w2={w2}", busy).table for w2 in (0, 30))
+    assert fastest is not None
+    assert saving is not None
+    assert saving.resource == "busy_time"
+    assert (saving.rows[-1].mean_power or 0.0) < (fastest.rows[-1].mean_power or 0.0)
 
 
 @pytest.mark.usefixtures("few_tables")

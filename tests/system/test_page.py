@@ -140,7 +140,7 @@ def test_live_returns_the_state_and_only_new_points(running: Server) -> None:
     assert state["policy"]["spec"] == "smdp:w2=1.6"
     assert sum(size * count for size, count, _ in state["observed"]) >= 20
     assert 1 <= len(state["batches"]) <= 20
-    keys = {"t", "model", "device", "batch_size", "reason", "policy", "waited_ms", "service_ms", "energy_mj"}
+    keys = {"t", "model", "device", "batch_size", "reason", "policy", "waited_ms", "service_ms", "energy_mj", "cpu_ms"}
     assert all(set(batch) == keys for batch in state["batches"])
     assert [p["seq"] for p in state["points"]] == list(range(1, state["seq"] + 1))
     later = fetch(running.url, f"/live?since={state['seq']}").json

@@ -171,9 +171,12 @@ def test_statistics_count_served_calls_and_samples(server: Server) -> None:
 
 def test_the_policy_can_be_read_swapped_and_solved_again(server: Server) -> None:
     path = "/admin/models/googlenet/policy"
+    resource = {"resource", "resource_unit", "expected_resource"}
     fixed = {"name", "spec", "parameters", "rows", "expected_response_time_ms", "expected_power_w", "arrival_rate_hz"}
     answer = fetch(server.url, path, b'{"policy": "smdp:w2=1.6"}', "PUT").json
-    assert set(answer) == fixed | {"profile", "objective_ms", "age_margin_ms", "solved_for_sizes", "warnings"}
+    assert (
+        set(answer) == fixed | {"profile", "objective_ms", "age_margin_ms", "solved_for_sizes", "warnings"} | resource
+    )
     assert (answer["objective_ms"], answer["warnings"]) == (None, [])
     assert answer["spec"] == "smdp:w2=1.6"
     assert len(answer["rows"]) == 49

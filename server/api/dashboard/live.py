@@ -171,6 +171,7 @@ class DashboardData:
             "neighbours": found.neighbours,
             "predicted": _figures(found.predicted),
             "measured": _figures(found.measured),
+            "savings": None if found.predicted.savings is None else str(found.predicted.savings),
         }
 
 

@@ -14,12 +14,13 @@ from policies.charts.action_chart import ChartRow, chart_rows, control_limit_vio
 from policies.charts.averages import Tradeoff, benchmarks, distribution_chart, frontier_chart, tradeoff
 from policies.charts.plots import plot_policy, plot_table
 from policies.objectives.frontier import MeanBound, choose_weight, frontier
-from policies.profile import load_profile
+from policies.profile import Profile, load_profile
 from policies.solver.distributions import Gamma
 from policies.solver.model import Problem
-from policies.solver.solver import Solution, solve
+from policies.solver.solver import solve
 
 PROFILE = load_profile("googlenet-tesla-p4")
+BUSY = replace(PROFILE, energies=None)
 LIMIT = (0, 0, 0, 3, 4)  # a control limit of 3
 BROKEN = (0, 1, 0, 3, 2, 4)  # waits at 2 after launching at 1, and launches 2 where 4 wait
 
@@ -185,18 +186,16 @@ def test_a_policy_is_plotted_with_and_without_energies_and_responses(
 ) -> None:
     problem = at(0.5, 4)
     if not energies:
-        problem = replace(problem, profile=replace(PROFILE, energies=None), w2=0.0)
+        problem = replace(problem, profile=BUSY)
     plot_policy(problem, solve(problem), np.array([1e-3, 2e-3]) if simulated else None, tmp_path / "policy.png")
     assert (tmp_path / "policy.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("measured", [True, False])
-def test_a_table_is_plotted_with_and_without_power(tmp_path: Path, measured: bool) -> None:
-    solutions: list[Solution] = [solve(at(load, 4)) for load in (0.2, 0.8)]
-    if not measured:
-        solutions = [replace(solution, mean_power=None) for solution in solutions]
-    plot_table(solutions, tmp_path / "table.svg")
-    assert "</svg>" in (tmp_path / "table.svg").read_text()
+@pytest.mark.parametrize(("profile", "label"), [(PROFILE, "mean power, W"), (BUSY, "busy time, share")])
+def test_a_table_is_plotted_with_the_resource_that_it_saves(tmp_path: Path, profile: Profile, label: str) -> None:
+    solutions = [solve(replace(at(load, 4), profile=profile)) for load in (0.2, 0.8)]
+    plot_table(solutions, profile, tmp_path / "table.svg")
+    assert f"<!-- {label} -->" in (tmp_path / "table.svg").read_text()
 
 
 def test_a_plot_raises_for_an_invalid_file(tmp_path: Path) -> None:
@@ -205,6 +204,6 @@ def test_a_plot_raises_for_an_invalid_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="parrot"):
         plot_policy(problem, solution, None, tmp_path / "policy.parrot")
     with pytest.raises(ValueError, match="parrot"):
-        plot_table([solution], tmp_path / "table.parrot")
+        plot_table([solution], PROFILE, tmp_path / "table.parrot")
     with pytest.raises(OSError, match="nowhere"):
-        plot_table([solution], tmp_path / "nowhere" / "table.png")
+        plot_table([solution], PROFILE, tmp_path / "nowhere" / "table.png")

@@ -104,9 +104,11 @@ def test_an_invalid_bound_is_rejected(bound: Bound, message: str) -> None:
         choose_weight(at_load(0.5), bound)
 
 
-def test_a_profile_without_energies_is_rejected() -> None:
-    with pytest.raises(SpecError, match="has no energies"):
-        choose_weight(Problem(Profile("bare", (0.001, 0.0015)), 500.0), MeanBound(0.01))
+def test_a_profile_without_energies_saves_busy_time() -> None:
+    bare = Problem(Profile("bare", (0.001, 0.0015)), 500.0)
+    found = choose_weight(bare, MeanBound(0.0025))
+    assert found.mean_response_time == pytest.approx(0.0025)
+    assert found.mean_power < solve(bare).mean_power
 
 
 def test_a_share_bound_is_kept_where_the_fastest_policy_misses_it() -> None:

@@ -185,7 +185,6 @@ def test_the_result_does_not_depend_on_the_unit_of_energy(scale: float) -> None:
         (at_load(1.1), within(10.0, 0.95), "load 1.1 is 1 or more"),
         (at_load(0.5), within(-1.0, 0.95), "bound of -1 ms"),
         (at_load(0.5), within(10.0, 1.0), "share of 1"),
-        (replace(at_load(0.5), profile=replace(P4, energies=None)), within(10.0, 0.95), "no energies"),
     ],
 )
 def test_what_cannot_be_solved_is_refused(problem: Problem, bounds: ResponseBounds, message: str) -> None:

@@ -93,11 +93,13 @@ def test_the_power_of_a_plan_includes_idle_power_of_all_devices() -> None:
     assert found.best.power == pytest.approx(20.0 + 2 * (found.best.solution.mean_power or 0.0))
 
 
-def test_without_energies_the_plan_has_the_fastest_policy() -> None:
-    found = plan_capacity(problem(5000.0, 0.0066, profile=replace(P4, energies=None)))
+def test_without_energies_the_plan_saves_busy_time() -> None:
+    planning = problem(5000.0, 0.0066, profile=replace(P4, energies=None))
+    found = plan_capacity(planning)
     assert found.best.devices == 3
-    assert found.best.power is None
-    assert found.best.solution.batch_size == solve(Problem(P4, 5000 / 3)).batch_size
+    solution = found.best.solution
+    assert found.best.power == pytest.approx(3 * solution.mean_power)
+    assert solution.mean_power < solve(Problem(replace(P4, energies=None), 5000 / 3)).mean_power
 
 
 def test_a_bound_below_the_service_time_is_rejected_with_the_least() -> None:
@@ -175,8 +177,12 @@ def test_the_cost_depends_on_the_known_prices() -> None:
         (P4, (None, 40.0, None), "above the 29.1 W"),
         (P4, (None, None, 0.3), "with --power-price alone"),
         (load_profile("resnet50-h100"), (None, 100.0, None), "has an idle power of 124.7 W"),
-        (load_profile("resnet50-l4-int8"), (None, 20.0, None), "no energies in joules: leave --idle-power-w out"),
-        (replace(P4, cost_unit="EUR"), (1.0, None, 0.3), "no energies in joules: leave --power-price out"),
+        (
+            load_profile("resnet50-l4-int8"),
+            (None, 20.0, None),
+            "does not save energy in joules: leave --idle-power-w out",
+        ),
+        (replace(P4, cost_unit="EUR"), (1.0, None, 0.3), "does not save energy in joules: leave --power-price out"),
     ],
 )
 def test_invalid_prices_are_rejected(

@@ -64,7 +64,6 @@ def test_capacity_includes_allowed_sizes_only() -> None:
         (Problem(PROFILE, RATE, min_batch_size=3), "min_batch_size=3 is outside 1..2"),
         (Problem(PROFILE, RATE, min_batch_size=0), "min_batch_size=0"),
         (Problem(PROFILE, RATE, max_batch_size=3), "max_batch_size=3"),
-        (Problem(Profile("dark", (0.001,)), RATE, w2=1.0), "no energies"),
     ],
 )
 def test_malformed_problems_are_rejected_in_one_line(problem: Problem, message: str) -> None:

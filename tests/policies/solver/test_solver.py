@@ -194,10 +194,10 @@ def test_a_minimum_batch_size_is_kept() -> None:
         evaluate(problem, greedy(16))
 
 
-def test_without_energies_there_is_no_power() -> None:
+def test_without_energies_the_busy_share_takes_the_place_of_power() -> None:
     solution = solve(at_load(0.5, profile=STAIRCASE))
-    assert solution.mean_power is None
-    assert solution.energy_per_request is None
+    assert 0.0 < solution.mean_power < 1.0
+    assert solution.energy_per_request == pytest.approx(solution.mean_power / solution.arrival_rate)
     assert solution.gain == 1e3 * solution.mean_response_time
 
 

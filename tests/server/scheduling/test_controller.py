@@ -407,7 +407,7 @@ def test_recovered_batches_are_reported() -> None:
     reported: list[int] = []
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
-        dispatcher.accounting.on_served = lambda model, size, service, longest: reported.append(size)
+        dispatcher.accounting.on_served = lambda model, size, *_: reported.append(size)
         await asyncio.gather(*(submit(dispatcher, "m", [x]) for x in (1.0, 1.0, -1.0, 1.0)), return_exceptions=True)
         await asyncio.sleep(1.0)
 
@@ -550,7 +550,7 @@ def test_batches_that_a_standby_launch_follows_count_with_the_time_to_it() -> No
 
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         executor.handover = 0.002
-        dispatcher.accounting.on_served = lambda model, size, seconds, longest: times.append(seconds)
+        dispatcher.accounting.on_served = lambda model, size, seconds, *_: times.append(seconds)
         await asyncio.gather(*(submit(dispatcher, "m", [float(n)]) for n in range(3)))
         await asyncio.sleep(0.1)
 

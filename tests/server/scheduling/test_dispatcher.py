@@ -305,7 +305,7 @@ def test_a_request_after_a_long_idle_period_is_served_at_once() -> None:
 def test_a_failing_controller_loses_no_request_and_is_not_called_again(caplog: pytest.LogCaptureFixture) -> None:
     sizes: list[int] = []
 
-    def broken(model: str, batch_size: int, service: float, longest: float) -> None:
+    def broken(model: str, batch_size: int, *_: float | None) -> None:
         sizes.append(batch_size)
         raise RuntimeError("a bug")
 

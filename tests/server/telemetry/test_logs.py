@@ -137,6 +137,7 @@ def test_a_batch_is_one_line_at_debug() -> None:
         "waited_ms": 10.0,
         "queue_length": 3,
         "energy_mj": 178.0,
+        "cpu_ms": None,
     }
     assert second["energy_mj"] is None
 

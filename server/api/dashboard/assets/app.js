@@ -133,6 +133,9 @@ function showFigures(state) {
 
 function showPrediction(prediction) {
   find("prediction").hidden = !prediction;
+  const savings = prediction?.savings ?? "";
+  find("savings").hidden = !savings;
+  text(find("savings"), savings && `${savings[0].toUpperCase()}${savings.slice(1)}.`);
   if (!prediction) return;
   const short = (value) => +value.toPrecision(3);
   const described = ({ mean_ms, p95_ms, batch_size }) => `mean ${short(mean_ms)} ms, p95 ${short(p95_ms)} ms, batches of ${short(batch_size)}`;

@@ -1,0 +1,185 @@
+"""A bound on a percentile on a CPU, kept with the least CPU time: real models, live, beside greedy and fixed timeouts.
+
+For each model one server measures its profile first. Then, for each bound, a multiple of l(1), and each load, the same
+arrivals are sent under three policies in turns: greedy, the fixed timeout that keeps the bound with the least CPU time
+in a simulation of the measured profile, and the solved policy. Of each: the share of the requests answered within the
+bound as clients see it, and the CPU time of the worker a request, beside what the model predicts for both, and the
+lower bound of any policy. A bound that the solver cannot keep is said. The record is written after each cell.
+"""
+
+import json
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from benchmarks.real_models import Target, bodies, open_loop
+from benchmarks.support.calls import HttpCall
+from benchmarks.support.harness import (
+    ROOT,
+    TRACE,
+    Server,
+    argument_parser,
+    load_record,
+    markdown_table,
+    save_record,
+    save_table,
+    serving,
+    temporary_cache,
+)
+from policies.objectives.bounds import solve_within
+from policies.objectives.frontier import UnreachableError
+from policies.objectives.trial import Trial
+from policies.percentile.ages import AgeSolution, ResponseBounds
+from policies.profile import Profile, parse_profile
+from policies.queue.simulator import share_within
+from policies.queue.table_simulator import ServiceModel, simulate_ages
+from policies.solver.distributions import measured_service
+from policies.solver.model import Problem
+from policies.solver.solver import solve
+from policies.types import MaxAges
+
+NAME = "resources"
+MODELS = ("Classifier", "Encoder", "VoiceDetector")
+FACTORS, LOADS, SHARE = (2.0, 4.0, 8.0), (0.2, 0.5, 0.7), 0.95
+_LARGEST = 16
+_TUNED_OVER, _TIMEOUTS = 20_000, 24  # requests of a simulation; timeouts tried within a bound
+_WARM = 10.0  # s of each cell that do not count
+
+
+@contextmanager
+def _server(model: str) -> Iterator[Server]:
+    spec = f"model={ROOT / 'benchmarks' / 'servers' / 'real_models.py'}:{model}"
+    flags = ("--device", "cpu", "--max-batch-size", str(_LARGEST), "--profile-first", "--resource", "cpu_time")
+    with temporary_cache(), serving(spec, *flags, ready_within=600) as server:
+        yield server
+
+
+def profile_of(server: Server) -> Profile:
+    """The profile as it is known now."""
+    with urllib.request.urlopen(f"{server.url}/admin/models/model/profile") as response:
+        return parse_profile(response.read().decode(), "learned").without_lengths().saving("cpu_time")
+
+
+def predicted(problem: Problem, limit: float) -> dict[str, dict[str, Any]]:
+    """Spec, CPU time a request, s, and share within the limit of each policy, by the model; and the lower bound."""
+    greedy, best = MaxAges((0.0, 0.0)), _best_timeout(problem, limit)
+    rows: dict[str, dict[str, Any]] = {"greedy": {"spec": "greedy", **_simulated(problem, greedy, limit)}}
+    if best is not None:
+        timeout, figures = best
+        rows["best timeout"] = {"spec": f"timeout:{1e3 * timeout:.4g}", **figures}
+    try:
+        found = solve_within(problem, ResponseBounds(((limit, SHARE),)))
+    except UnreachableError:
+        return rows
+    rows["solved"] = {"spec": f"smdp:slo_p95_ms={1e3 * limit:.6g}", **_averages(problem, found, limit)}
+    return rows
+
+
+def _averages(problem: Problem, found: Any, limit: float) -> dict[str, float]:
+    figures = {"cpu_s": found.energy_per_request}
+    if isinstance(found, AgeSolution):
+        figures |= {"share": found.share_within[0], "least_cpu_s": found.power_lower_bound / problem.arrival_rate}
+    else:
+        figures["share"] = share_within(Trial(problem, _TUNED_OVER).run(found).responses, limit).value
+    return figures
+
+
+def _simulated(problem: Problem, ages: MaxAges, limit: float) -> dict[str, float]:
+    trial, profile = Trial(problem, _TUNED_OVER), problem.profile
+    device = ServiceModel(trial.service_time(), profile.max_batch_size, profile.costs)
+    run = simulate_ages(ages, device, trial.instants)
+    assert run.energies is not None
+    return {"cpu_s": float(run.energies.sum()) / run.scheduled, "share": share_within(run.responses, limit).value}
+
+
+def _best_timeout(problem: Problem, limit: float) -> tuple[float, dict[str, float]] | None:
+    """The timeout of the least CPU time within the limit, s, and its figures; None if none keeps it."""
+    largest, found = problem.profile.max_batch_size, list[tuple[float, dict[str, float]]]()
+    for timeout in np.linspace(0.0, limit, _TIMEOUTS, endpoint=False).tolist():
+        figures = _simulated(problem, MaxAges((0.0, *(timeout,) * (largest - 1), 0.0)), limit)
+        if figures["share"] >= SHARE:
+            found.append((timeout, figures))
+    return min(found, key=lambda each: each[1]["cpu_s"], default=None)
+
+
+def measured(server: Server, calls: Sequence[HttpCall], rate: float, requests: int, seed: int) -> dict[str, Any]:
+    """Response times, s, and CPU time a request of one cell, after some seconds that do not count."""
+    rng = np.random.default_rng(seed)
+    warm = round(_WARM * rate)
+    uvloop.run(open_loop(calls, np.cumsum(rng.exponential(1 / rate, warm)).tolist()))
+    before = server.total("batchwright_cpu_seconds_total")
+    responses, errors = uvloop.run(open_loop(calls, np.cumsum(rng.exponential(1 / rate, requests)).tolist()))
+    spent = server.total("batchwright_cpu_seconds_total") - before
+    return {"responses": responses, "errors": errors, "cpu_s": spent / max(requests - errors, 1)}
+
+
+def _cells(model: str, chosen: Any) -> list[dict[str, Any]]:
+    sent, rows = bodies(model, TRACE), list[dict[str, Any]]()
+    with _server(model) as server:
+        calls = [Target(server.process.pid, f"{server.url}/predict").call(body) for body in sent]
+        for factor in chosen.factors:
+            for load in chosen.loads:
+                profile = profile_of(server)
+                limit, rate = factor * profile.service_time(1), load * profile.capacity
+                problem = Problem(profile, rate, service=measured_service(profile))
+                policies = predicted(problem, limit)
+                for number in range(chosen.rounds):
+                    for name, expected in policies.items():
+                        server.set_policy("model", expected["spec"])
+                        seed = round(100 * load) + 7 * number
+                        found = measured(server, calls, rate, chosen.requests, seed)
+                        within = float(np.mean(np.array(found.pop("responses")) <= limit))
+                        cell = {"model": model, "factor": factor, "load": load, "policy": name, "round": number}
+                        rows.append({**cell, "limit_ms": 1e3 * limit, "predicted": expected, "share": within, **found})
+                        print(json.dumps(rows[-1]), flush=True)
+                if "solved" not in policies:
+                    fastest = solve(replace(problem, w2=0.0))
+                    print(f"{model} {factor:g} {load:g}: not reachable, mean {1e3 * fastest.mean_response_time:.0f} ms")
+    return rows
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The cells as a Markdown table: share within the bound and CPU ms a request, measured (predicted)."""
+    cells: dict[tuple[str, float, float, str], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        cells.setdefault((row["model"], row["factor"], row["load"], row["policy"]), []).append(row)
+    lines = []
+    for (model, factor, load, policy), each in cells.items():
+        expected = each[0]["predicted"]
+        least = expected.get("least_cpu_s")
+        lines.append(
+            [
+                *(model, f"{factor:g}", f"{load:g}", policy, f"{each[0]['limit_ms']:.0f}"),
+                f"{np.mean([one['share'] for one in each]):.3f} ({expected['share']:.3f})",
+                f"{1e3 * np.mean([one['cpu_s'] for one in each]):.1f} ({1e3 * expected['cpu_s']:.1f})",
+                "" if least is None else f"{1e3 * least:.1f}",
+            ]
+        )
+    head = ["model", "bound / l(1)", "load", "policy", "bound, ms", "share within", "CPU ms a request", "lower bound"]
+    return markdown_table(head, lines)
+
+
+def main() -> None:
+    """Measure, print and record."""
+    parser = argument_parser(__doc__)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
+    parser.add_argument("--factors", nargs="+", type=float, default=FACTORS, help="bounds over l(1)")
+    parser.add_argument("--loads", nargs="+", type=float, default=LOADS)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=2500, help="that count in each cell")
+    chosen = parser.parse_args()
+    record: dict[str, Any] = load_record(NAME)
+    for model in chosen.models:
+        record[model] = _cells(model, chosen)
+        save_record(NAME, record)
+    rows = [row for model in record.values() for row in model]
+    save_table(NAME, "CPU time within a bound", table(rows))
+
+
+if __name__ == "__main__":
+    main()
