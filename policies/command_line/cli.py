@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from math import inf
 from pathlib import Path
 from time import perf_counter
@@ -311,6 +312,9 @@ def _solve_load(options: SolveOptions, in_table: bool) -> _Result:
     If no policy keeps the bound, the nearest one becomes the row of a table; outside a table this is an error.
     """
     problem, profile = options.problem, options.problem.truncated_profile
+    if options.bounds:
+        for module in ("linalg", "optimize", "special"):
+            import_module(f"scipy.{module}")  # now, since it does not belong to the time of solving
     began = perf_counter()
     charged = profile.charged  # so that simulations add up the resource that is saved
     chosen = None if options.spec is None else choose(options.spec, in_stages(options.spec, charged), max_wait=inf)

@@ -10,7 +10,8 @@ the squares: its transforms have 0.707 and 1.414.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf, sqrt
+from functools import lru_cache
+from math import inf, lgamma, sqrt
 from typing import Protocol
 
 import numpy as np
@@ -54,6 +55,12 @@ class ServiceDistribution(Protocol):
         ...
 
 
+@lru_cache(maxsize=64)
+def _log_factorials(counts: int) -> Floats:
+    """Return log k! for k < counts, without scipy.special, whose import takes longer than solving a policy."""
+    return np.array([lgamma(k + 1.0) for k in range(counts)])
+
+
 @dataclass(frozen=True)
 class Gamma:
     """Gamma distributed service times; deterministic, Erlang-2 and exponential ones are members.
@@ -76,7 +83,7 @@ class Gamma:
         """
         mean = (arrival_rate * service_times)[:, None]
         k = np.arange(counts)
-        logarithm = k * np.log(mean) - scipy.special.gammaln(k + 1.0)
+        logarithm = k * np.log(mean) - _log_factorials(counts)
         cvs = self._cvs_by_size(len(service_times))[:, None]
         if not cvs.any():
             return np.asarray(np.exp(logarithm - mean))
