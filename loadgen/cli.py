@@ -210,7 +210,8 @@ def generate_load(
     """Send requests at their scheduled instants, independently of the responses, and report response times.
 
     A line of the --output file is one request: scheduled_s, sent_s, finished_s (after the start), status (HTTP code,
-    connection, timeout or interrupted), response_ms, batch_size, waiting_ms, service_ms, energy_mj. Unknown is null.
+    connection, timeout or interrupted), response_ms, batch_size, waiting_ms, service_ms, energy_mj, cpu_ms. Unknown is
+    null.
     """
     model = model and model.partition("=")[0]
     is_live, specs = url is not None, compare or ([policy] if policy else [])

@@ -41,6 +41,7 @@ MAX_WAIT = 1.0  # s
 _MIN_SIZES = 256  # learned before bins are decided together
 _CHANGED = 0.03  # relative change of the mean batch time at which they are solved again
 _SAVING = frozenset({"w2", *BOUNDS})  # keys of goals that save the resource of a profile
+_IN_UNITS = frozenset({"w2", "power_cap_w", "resource_cap"})  # those whose values are in its unit
 _GOALS = _SAVING | {"slo_ms"}
 _DEFAULT_STAGES = 10  # of a simulation without measured stages and without --stages
 
@@ -118,8 +119,12 @@ class ModelPolicy:
 
     @property
     def weighs_costs(self) -> bool:
-        """Whether the policy was solved for a goal that saves the profile's resource."""
-        return bool(self.parameters.keys() & _SAVING)
+        """Whether the policy was solved for a goal that saves a resource, and CPU times may change what it weighs.
+
+        They may not where they would change the unit of a weight or a cap, which was given for another resource.
+        """
+        given = self.parameters.keys() & _SAVING
+        return bool(given) and (self.profile.saved == "cpu_time" or not given & _IN_UNITS)
 
     @property
     def objective(self) -> float:

@@ -52,7 +52,7 @@ class ProfileFile(BaseModel):
     idle_power_w: _NonNegative | None = None
     energy_source: EnergySource = "none"
     cost_unit: str = Field("J", min_length=1, max_length=20)
-    cpu_time_s: _BySize[_NonNegative] | None = None
+    cpu_time_s: _BySize[_Time] | None = None
     resource: Resource | None = None
     stage_service_time_s: _BySize[_Row] | None = None
     length: Annotated[list[Annotated[int, Field(ge=1, le=10**9)]], Field(min_length=1, max_length=4096)] | None = None
@@ -225,7 +225,7 @@ class Profile:
 
     @cached_property
     def charged(self) -> "Profile":
-        """The profile with its costs in place of its energies, for simulations that add them up."""
+        """The profile with its costs in place of its energies, for simulations that add them up; its unit is theirs."""
         return replace(self, energies=self.costs, total_energies=None, resource="energy")
 
     def saving(self, resource: Resource | None) -> "Profile":
@@ -239,7 +239,8 @@ class Profile:
         if (resource == "energy" and self.energies is None) or (resource == "cpu_time" and self.cpu_times is None):
             key = "energy_j" if resource == "energy" else "cpu_time_s"
             raise ParameterError(
-                *("resource", resource), f"is not in profile {self.name!r}; give a profile with {key}, or busy_time"
+                *("resource", resource),
+                f"is not in profile {self.name!r}; give a profile with {key}, or resource=busy_time",
             )
         return replace(self, resource=resource)
 

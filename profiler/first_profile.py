@@ -184,7 +184,7 @@ class FirstProfiles:
         """Cache a profile that was learned while serving."""
         key = _key(settings, profile.model, profile.max_batch_size)
         name = f"{profile.model}-{cache.slug(key.device)}"
-        if cache.store_profile(key, replace(profile, name=name)):
+        if cache.store_profile(key, replace(profile, name=name, resource=None)):
             _log.info("%s: the learned profile is cached in %s", profile.model, key.path)
 
 
@@ -221,7 +221,9 @@ def _estimate(subject: Subject, key: cache.CacheKey) -> Profile:
         model=subject.model,
         device=key.device,
         note=f"estimated from a few batches of the sizes {', '.join(map(str, sizes))}",
-        cpu_times=tuple(np.interp(every, sizes, [cpu_times[size] for size in sizes]).tolist()) if cpu_times else None,
+        cpu_times=tuple(np.interp(every, sizes, [cpu_times[size] for size in sizes]).tolist())
+        if all(cpu_times.get(size) for size in sizes)
+        else None,
     )
     if not lengths:
         return profile

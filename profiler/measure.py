@@ -100,7 +100,7 @@ class SizeEstimate:
         repeats: number of repeats without the outliers.
         outliers: number of dropped repeats.
         energy: mean energy per batch over all repeats, J; None without a meter.
-        cpu_time: mean user and system time of the device's process, s; None where it is not counted.
+        cpu_time: mean user and system time of the device's process over all repeats, s; None where it is not counted.
     """
 
     batch_size: int
@@ -139,7 +139,7 @@ class Measurement:
             cvs=self._cvs(),
             energies=interpolate(sizes, energies) if energies else None,
             energy_source=_ENERGY_SOURCE.get(self.meter, "none") if energies else "none",
-            cpu_times=interpolate(sizes, cpu_times) if len(cpu_times) == len(sizes) else None,
+            cpu_times=interpolate(sizes, cpu_times) if len(cpu_times) == len(sizes) and all(cpu_times) else None,
         )
 
     def _energies(self) -> list[float] | None:

@@ -168,7 +168,7 @@ class Settings(BaseSettings):
     )
     resource: Resource | None = Field(
         None,
-        description="what goals save: energy, cpu_time or busy_time (default: the first of these that is measured)",
+        description="what goals save: energy, cpu_time or busy_time (default: the first of these that the profile has)",
     )
     host: str = Field("127.0.0.1", description="address to bind")
     port: int = Field(8000, ge=0, le=65535, description="port to bind; 0 takes a free one")

@@ -16,7 +16,7 @@ PACKAGES = {
     "server": {"policies", "batchwright"},
     "profiler": {"policies", "server"},
     "loadgen": {"policies"},
-    "batchwright": {"policies", "loadgen"},
+    "batchwright": {"policies"},
 }
 COMMAND_LINES = {"cli.py", "commands.py"}  # may import every package
 LAYERS = {

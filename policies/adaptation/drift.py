@@ -239,7 +239,9 @@ class DriftDetector:
         return Drift("service times", ratio, self._learned.batches, of_one_size)
 
     def _refit_cpu_times(self) -> Drift | None:
-        if self.profile.energies is not None or self._cpu_times.batches < self._next_cpu_look:
+        if self._cpu_times.batches < self._next_cpu_look:
+            return None
+        if replace(self.profile, cpu_times=self.profile.service_times).saved != "cpu_time":  # were they known
             return None
         self._next_cpu_look += min(self._next_cpu_look, _LAST_LOOK)
         change = (1.0, False) if self.profile.cpu_times is None else self._cpu_times.change()

@@ -50,7 +50,7 @@ from policies.planning.simulation import simulate_policy
 from policies.profile import RESOURCES, Profile, load_profile, resource_of, shipped_profiles
 from policies.queue.simulator import Run
 from policies.sizing.size_distributions import LONGEST_REQUEST, SIZES_USAGE
-from policies.solver.distributions import DISTRIBUTIONS_USAGE, distribution
+from policies.solver.distributions import DETERMINISTIC, DISTRIBUTIONS_USAGE, distribution
 from policies.solver.model import Problem, build_model, check_actions
 from policies.solver.solver import Solution
 
@@ -312,7 +312,7 @@ def _solve_load(options: SolveOptions, in_table: bool) -> _Result:
     If no policy keeps the bound, the nearest one becomes the row of a table; outside a table this is an error.
     """
     problem, profile = options.problem, options.problem.truncated_profile
-    if options.bounds:
+    if options.bounds or problem.service != DETERMINISTIC:
         for module in ("linalg", "optimize", "special"):
             import_module(f"scipy.{module}")  # now, since it does not belong to the time of solving
     began = perf_counter()
@@ -365,6 +365,7 @@ def _fields(options: SolveOptions, solution: Solution | None) -> dict[str, Any]:
         "w1": problem.w1,
         "w2": problem.w2,
         "method": "simulation",
+        **({} if problem.profile.saved == "energy" else {"resource": problem.profile.saved}),
     } | dict.fromkeys(_EXACT_KEYS)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from policies.objectives.bounds import FORMS, parse_bounds
+from policies.objectives.bounds import FORMS, check_power, parse_bounds
 from policies.objectives.frontier import BOUNDS, Bound, ShareBound
 from policies.percentile.ages import ResponseBounds
 from policies.solver.model import Problem
@@ -152,6 +152,7 @@ def check_options(options: SolveOptions, writes: bool) -> None:
     solving, bounded = options.spec is None, bool(options.bounds)
     reject_if(options.simulate < 0, f"--simulate {options.simulate} is below 0; give the number of requests")
     reject_if(options.seed < 0, f"--seed {options.seed} is below 0; give 0 or more")
+    check_power([key for key, _ in options.bounds], options.problem.profile)
     reject_if(bounded and not solving, "--evaluate names a policy and a bound selects one: give one of them")
     reject_if(bounded and options.scheme is not None, "a bound needs the exact method: leave --method rvi out")
     reject_if(options.scheme is not None and not solving, "--evaluate is exact: leave --method rvi out")

@@ -4,7 +4,7 @@ Percentiles are kept by a table of maximum ages (ages.py), which needs the least
 (frontier.py) keeps every other bound, and a percentile where that form is asked for.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from math import inf
 
@@ -19,6 +19,7 @@ from policies.objectives.frontier import (
 )
 from policies.objectives.trial import simulated_percentile
 from policies.percentile.ages import AgeSolution, ResponseBounds, solve_ages
+from policies.profile import Profile
 from policies.solver.model import Problem, is_within_largest_load
 from policies.solver.solver import Solution
 from policies.types import ParameterError, SpecError
@@ -65,6 +66,19 @@ def parse_bounds(
             "mean without the batch-size form"
         )
     return ResponseBounds(shares, *means)
+
+
+def check_power(keys: Collection[str], profile: Profile) -> None:
+    """Check that a bound on the power is given for a profile that saves energy.
+
+    Raises:
+        SpecError: the profile saves another resource.
+    """
+    if "power_cap_w" in keys and profile.rate_unit != "W":
+        raise SpecError(
+            f"power_cap_w is in W, but profile {profile.name!r} saves {profile.saved}; give resource_cap, in "
+            f"{profile.rate_unit}, or a profile with energy_j"
+        )
 
 
 def limits_of(bounds: Mapping[str, float | str]) -> tuple[float, ...]:

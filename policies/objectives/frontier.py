@@ -345,7 +345,7 @@ def _unreachable(problem: Problem, bound: Bound, nearest: Solution) -> str:
         case PowerBound(power):
             unit = problem.profile.rate_unit
             least = f"the least {at} is {nearest.mean_power:.6g} {unit}"
-            return f"no policy keeps within {power:g} {unit}: {least}; raise the bound"
+            return f"no policy takes at most {power:g} {unit}: {least}; raise the bound"
         case ShareBound(response_time, share, percentile):
             least = f"the least time {at} is {1e3 * percentile(problem, nearest):.4g} ms"
             return f"no policy answers a share of {share:g} within {1e3 * response_time:g} ms: {least}; raise the bound"

@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import lru_cache
 from math import inf, log, sqrt
 
-from policies.objectives.bounds import FORMS, check_form, parse_bounds, solve_within
+from policies.objectives.bounds import FORMS, check_form, check_power, parse_bounds, solve_within
 from policies.objectives.frontier import BOUNDS, ShareBound, UnreachableError
 from policies.objectives.table import PolicyTable, TableRow, default_loads, solve_table
 from policies.profile import Profile
@@ -30,6 +30,7 @@ def solved_table(spec: Spec, profile: Profile) -> PolicyTable:
     problem = Problem(profile, 1.0, service=measured_service(profile))
     if key == "w2":
         return _solve_once(replace(problem, w2=value), tuple(default_loads()))
+    check_power([key], profile)
     form = spec.parameters.get("policy_form", FORMS[0])
     bound = parse_bounds([(key, spec.parameters[key])], form, _SIMULATED_REQUESTS)
     mixed = not isinstance(bound, ShareBound)  # so few requests do not resolve the probability of a mix

@@ -30,7 +30,7 @@ class TableRow:
     Attributes:
         arrival_rate: 1/s.
         load: rho.
-        w2: weight of the mean power, per W.
+        w2: weight of the mean power, per W or unit of another resource.
         batch_size: action for queue length 0, 1, 2, ...; the last repeats.
         mix: the second table of a randomised policy.
         mean_response_time: s; None where unknown.

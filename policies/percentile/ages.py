@@ -131,7 +131,7 @@ def solve_ages(problem: Problem, bounds: ResponseBounds, mixed: bool = True) -> 
         mixed: whether two tables may be mixed.
 
     Raises:
-        SpecError: the load is 1 or more, the problem or a bound is malformed.
+        SpecError: the load is 1 or more, or the problem or a bound is malformed.
     """
     _check(problem, bounds)
     search = _Search(build_age_model(problem, bounds.limits), bounds)

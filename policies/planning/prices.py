@@ -9,7 +9,7 @@ from policies.types import SpecError
 
 _PLAN_OPTIONS = (
     *("profile", "plan", "arrival_rate", "slo_mean_ms", "slo_p95_ms", "slo_share", "no_mix", "min_batch_size"),
-    *("max_batch_size", "service_distribution", "simulate", "seed", "output", "as_json"),
+    *("max_batch_size", "service_distribution", "resource", "simulate", "seed", "output", "as_json"),
 )
 _PLAN_ONLY = ("spare", "device_price", "idle_power_w", "power_price")
 
@@ -76,7 +76,7 @@ def priced(
         raise SpecError(f"profile {profile.name!r} does not save energy in joules: leave {by_power[0]} out")
     if idle_power is not None:
         profile = _above_idle(profile, idle_power)
-    idle = profile.idle_power or 0.0
+    idle = (profile.idle_power or 0.0) if profile.saved == "energy" else 0.0
     if device_price is not None or power_price is not None:
         per_watt = (power_price or 0.0) / 1e3
         price = Price((device_price or 0.0) + idle * per_watt, per_watt, "an hour", idle)

@@ -1,9 +1,9 @@
 """What a goal would save, for a model that is served without one: the resource within a bound on a percentile."""
 
 from dataclasses import dataclass
-from math import inf, log10
+from math import log10
 
-from policies.catalog import ModelPolicy
+from policies.catalog import ModelPolicy, has_goal
 from policies.objectives.bounds import solve_within
 from policies.objectives.frontier import SHARE, UnreachableError
 from policies.percentile.ages import ResponseBounds
@@ -46,14 +46,18 @@ class Savings:
 
 
 def savings(chosen: ModelPolicy, rate: float) -> Savings | None:
-    """Return what a goal would save; None with a goal, at a load near 0 or 1, and where solving takes long.
+    """Return what a goal would save, where the policy in use is the solved one of least mean response time.
+
+    It is None for other policies and goals, for lengths, at a load near 0 or 1, and where solving takes long.
 
     Args:
         chosen: the policy and the profile of the model.
         rate: arrivals a second.
     """
     profile = chosen.profile
-    if chosen.weighs_costs or chosen.slo < inf or chosen.bins is not None or profile.max_batch_size > _LARGEST:
+    if chosen.name not in ("auto", "smdp") or has_goal(chosen.spec) or chosen.defaults or profile.varies_by_length:
+        return None
+    if profile.max_batch_size > _LARGEST:
         return None
     if not _LEAST_LOAD <= rate / profile.capacity <= LARGEST_LOAD:
         return None

@@ -58,7 +58,9 @@ class ServiceDistribution(Protocol):
 @lru_cache(maxsize=64)
 def _log_factorials(counts: int) -> Floats:
     """Return log k! for k < counts, without scipy.special, whose import takes longer than solving a policy."""
-    return np.array([lgamma(k + 1.0) for k in range(counts)])
+    found = np.array([lgamma(k + 1.0) for k in range(counts)])
+    found.setflags(write=False)  # it is shared
+    return found
 
 
 @dataclass(frozen=True)

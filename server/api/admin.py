@@ -162,7 +162,8 @@ def describe_policy(chosen: ModelPolicy, arrival_rate: float, warnings: Sequence
     """Describe a policy for the admin routes, with the expected values of the table's row for this rate, 1/s."""
     rows = [] if chosen.table is None else chosen.table.rows
     response, power = _expected(chosen, arrival_rate)
-    metered = chosen.profile.saved == "energy"
+    resource = chosen.profile.saved if chosen.table is None else chosen.table.resource
+    metered = resource == "energy"
     return {
         "name": chosen.name,
         "spec": chosen.spec,
@@ -173,14 +174,14 @@ def describe_policy(chosen: ModelPolicy, arrival_rate: float, warnings: Sequence
                 "arrival_rate_hz": row.arrival_rate,
                 "load": row.load,
                 **actions_json(row),
-                **certificate_json(row, chosen.profile.saved),
+                **certificate_json(row, resource),
             }
             for row in rows
         ],
         "expected_response_time_ms": None if response is None else 1e3 * response,
         "expected_power_w": power if metered else None,
-        "resource": chosen.profile.saved,
-        "resource_unit": chosen.profile.rate_unit,
+        "resource": resource,
+        "resource_unit": replace(chosen.profile, resource=resource).rate_unit,
         "expected_resource": None if metered else power,
         "arrival_rate_hz": arrival_rate,
         "objective_ms": 1e3 * chosen.objective if isfinite(chosen.objective) else None,

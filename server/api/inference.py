@@ -229,9 +229,10 @@ class Inference:
         held = self.budget.reservation()
         await self.user_code.acquire()
 
-        def release(_: object) -> None:
+        def release(done: "asyncio.Future[Any] | None") -> None:
             held.resize(0)
             self.user_code.release()
+            _retrieve(done)
 
         try:
             held.grow(memory)
@@ -369,10 +370,11 @@ class Inference:
         acquired: list[asyncio.Semaphore] = []
         memory = self.budget.reservation()
 
-        def release(_: object) -> None:
+        def release(done: "asyncio.Future[Any] | None") -> None:
             memory.resize(0)
             for slot in acquired:
                 slot.release()
+            _retrieve(done)
 
         try:
             for slot in slots:
@@ -431,6 +433,12 @@ class Inference:
             "energy_source": answers[-1].energy_source if energies else "none",
             **({"cpu_ms": round(1e3 * sum(cpu_times), 3)} if cpu_times else {}),
         }
+
+
+def _retrieve(done: "asyncio.Future[Any] | None") -> None:
+    """Take note of an exception that nobody waits for any more, so that asyncio does not log it."""
+    if done is not None and not done.cancelled():
+        done.exception()
 
 
 def _sample(codec: Codec, decoded: Any) -> Sample:

@@ -162,6 +162,7 @@ class _Lanes:
     def __init__(self, shared: SharedMemory) -> None:
         self._shared = shared
         self.other_time = 0.0
+        self._counting = threading.Lock()
         self.service: Any = None
         self.fields: dict[str, Any] = {"pid": os.getpid()}
 
@@ -200,7 +201,8 @@ class _Lanes:
                 del arguments
                 _send(lane, number, answer)
                 del answer
-                self.other_time += time.thread_time() - began
+                with self._counting:
+                    self.other_time += time.thread_time() - began
             except OSError:
                 return
 

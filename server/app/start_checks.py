@@ -406,11 +406,14 @@ def _profiles(
         profile = loaded[names[model]] if model in names else emulated
         if profile is None and model not in names and not is_emulated(settings) and not errors.messages:
             profile = cached_profile(settings, model, _max_batch_size(settings, model, None))
+            if profile is not None and settings.resource == "cpu_time" and profile.cpu_times is None:
+                profile = None  # it was measured before CPU times were counted
         if profile is not None:
             largest = profile.max_batch_size if emulated is None else emulated.max_batch_size
             staged = errors.check(partial(_in_device_stages, settings, model, profile, emulated))
             largest = _max_batch_size(settings, model, profile.truncated(min(largest, profile.max_batch_size)))
-            found[model] = (staged or profile).truncated(largest)
+            truncated = (staged or profile).truncated(largest)
+            found[model] = errors.check(partial(limited, settings, model, truncated)) or truncated
     return found
 
 

@@ -56,6 +56,7 @@ def padded(profile: Profile) -> Profile:
         service_times=pad(profile.service_times),
         cvs=profile.cvs and pad(profile.cvs),
         energies=profile.energies and pad(profile.energies),
+        cpu_times=profile.cpu_times and pad(profile.cpu_times),
         total_energies=profile.total_energies and pad(profile.total_energies),
     )
 

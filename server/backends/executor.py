@@ -123,7 +123,8 @@ class Completion:
         finished: completion, s of time.monotonic.
         next_started: start of the standby launch that the device took after it; None if it took none.
         cpu_time: user and system time of the worker's process from its start, or from the end of the batch before, to
-            its end, s, without that of `decode` and `render` meanwhile; None without a worker.
+            its end, s, without that of calls in other threads, such as `decode`, that ended meanwhile; None without a
+            worker.
     """
 
     outputs: Sequence[Any]

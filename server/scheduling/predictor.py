@@ -2,8 +2,8 @@
 
 A prediction is a simulation of the policies in use, with the service times as learned, varied as those of the last
 minute's batches, and with arrivals at the rates and of the lengths of the requests that were answered in that minute.
-It is made in a process, off the event loop, and again when one of these has changed, the sooner
-when the device has become slower or faster.
+It is made in a process, off the event loop, and again when one of these has changed, the sooner when the device has
+become slower or faster.
 """
 
 import asyncio
@@ -216,6 +216,8 @@ class _Inputs:
         """Whether a prediction of other inputs and this age, s, is to be made again."""
         if before is None:
             return True
+        if len(before.times) != len(self.times):  # the largest batch is another one
+            return age >= _SOON
         slower = _change(before.times, self.times)
         if age < (_SOON if slower > _APART else _LEAST_AGE):
             return False

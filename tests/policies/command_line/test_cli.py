@@ -34,6 +34,42 @@ def test_result_has_the_fixed_keys_and_the_reference_cost() -> None:
     assert result["average_cost"] == pytest.approx(cost, rel=1e-9)
 
 
+def test_another_resource_has_its_own_keys_and_its_own_cap() -> None:
+    given = ("--load", "0.5", "--resource", "busy_time")
+    fastest = solve(*given)
+    assert (fastest["mean_power_w"], fastest["energy_per_request_mj"], fastest["resource"]) == (None, None, "busy_time")
+    assert fastest["resource_per_request_s"] == pytest.approx(fastest["mean_resource"] / fastest["arrival_rate_hz"])
+    capped = solve(*given, "--resource-cap", "0.7", "--simulate", "50000")
+    assert capped["mean_resource"] == pytest.approx(0.7)
+    assert capped["mean_response_time_ms"] > fastest["mean_response_time_ms"]
+    assert capped["simulated"]["mean_resource"] == pytest.approx(0.7, rel=0.02)
+    bounded = solve(*given, "--slo-p95-ms", "10")
+    assert bounded["resource_lower_bound"] <= bounded["mean_resource"] < fastest["mean_resource"]
+    simulated = solve(*given, "--evaluate", "timeout:2", "--simulate", "1000")
+    assert simulated["resource"] == "busy_time"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--resource", "cpu_time"), "--resource cpu_time is not in profile 'googlenet-tesla-p4'; give a profile with"),
+        (("--resource", "money"), "none of energy, cpu_time, busy_time"),
+        (("--resource", "busy_time", "--power-cap-w", "20"), "saves busy_time; give resource_cap, in busy share"),
+    ],
+)
+def test_a_resource_that_cannot_be_saved_is_one_line(arguments: tuple[str, ...], says: str) -> None:
+    done = call("googlenet-tesla-p4", "--load", "0.5", *arguments)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_plan_saves_the_resource_that_is_named() -> None:
+    plan = solve("--plan", "--arrival-rate", "5000", "--slo-p95-ms", "10", "--resource", "busy_time")
+    assert plan["resource"] == "busy_time"
+    assert all(row["mean_power_w"] is None and row["mean_resource"] < row["devices"] for row in plan["candidates"])
+
+
 def test_a_policy_is_evaluated_exactly_and_simulated_alike() -> None:
     result = solve("--load", "0.7", "--evaluate", "static:8", "--simulate", "100000")
     assert result["mean_response_time_ms"] == pytest.approx(6.852, abs=5e-4)

@@ -80,7 +80,7 @@ def test_an_inactive_bound_gives_the_cheapest_or_the_fastest_policy() -> None:
     ("bound", "message"),
     [
         (MeanBound(0.001), r"within 1 ms: the least at load 0.7 is 4.95\d+ ms; raise the bound"),
-        (PowerBound(42.0), r"within 42 W: the least at load 0.7 is 42.48\d+ W; raise the bound"),
+        (PowerBound(42.0), r"at most 42 W: the least at load 0.7 is 42.48\d+ W; raise the bound"),
         (ShareBound(0.001, 0.95, lambda *_: 0.005), "0.95 within 1 ms: the least time at load 0.7 is 5 ms; raise"),
     ],
 )

@@ -38,6 +38,17 @@ def test_a_row_of_batch_sizes_has_its_mix() -> None:
     assert any("mix" in row for row in mixed["rows"])
 
 
+@pytest.mark.usefixtures("few_loads")
+def test_another_resource_is_described_in_its_unit() -> None:
+    described = describe_policy(choose("smdp:slo_p95_ms=12", replace(SMALL, energies=None)), 300.0, [])
+    Policy.model_validate(described)
+    assert (described["resource"], described["resource_unit"]) == ("busy_time", "busy share")
+    assert described["expected_power_w"] is None
+    row = described["rows"][2]
+    assert 0.0 < row["resource_lower_bound"] <= 1.0
+    assert "power_lower_bound_w" not in row
+
+
 def test_the_chart_has_a_row_of_maximum_ages_for_each_rate(chosen: ModelPolicy) -> None:
     rows = max_ages_at_rates(chosen)
     assert chosen.table is not None

@@ -199,6 +199,14 @@ def test_an_objective_for_some_models_is_given_to_them_alone(tmp_path: Path) -> 
     assert objectives == {"resnet18": inf, "googlenet": 0.3}
 
 
+def test_the_resource_of_the_settings_is_saved_or_an_error() -> None:
+    plan = device_plan(resource="busy_time", slo_p95_ms=10)
+    chosen = plan.chosen["googlenet"]
+    assert chosen.profile.saved == "busy_time"
+    assert plan.choose("googlenet", plan.profiles["googlenet"]) is chosen, "solved once"
+    assert "resource=cpu_time is not in profile" in error_of(resource="cpu_time")
+
+
 def test_the_policy_for_a_cached_profile_is_chosen() -> None:
     assert device_plan(Profile("cached", (1.0, 2.0)), device="cpu", policy=["greedy"]).chosen
 

@@ -30,9 +30,16 @@ def test_buckets_ascend_to_the_largest_batch_by_a_half_and_above_16_by_a_quarter
 
 def test_a_padded_profile_has_the_values_of_the_bucket_of_each_size() -> None:
     times = tuple(float(b) for b in range(1, 23))
-    profile = padded(Profile("p", times, cvs=times, energies=times, total_energies=times))
+    profile = padded(Profile("p", times, cvs=times, energies=times, total_energies=times, cpu_times=times))
     expected = (1.0, 2.0, 3.0, 4.0, *[6.0] * 2, *[8.0] * 2, *[12.0] * 4, *[16.0] * 4, *[20.0] * 4, *[22.0] * 2)
-    assert profile.service_times == profile.cvs == profile.energies == profile.total_energies == expected
+    assert (
+        profile.service_times
+        == profile.cvs
+        == profile.energies
+        == profile.total_energies
+        == profile.cpu_times
+        == expected
+    )
     assert padded(profile) == profile
     assert padded(Profile("p", times)).energies is None
 

@@ -302,6 +302,24 @@ def test_a_request_after_a_long_idle_period_is_served_at_once() -> None:
     assert run_scenario(scenario, chosen(greedy(STEPS.max_batch_size))) == 0.0
 
 
+def test_each_request_has_its_share_of_the_cpu_time_of_its_batch() -> None:
+    class Counting(FakeExecutor):
+        async def run_to_end(self, batch: Batch) -> Completion:
+            return replace(await super().run_to_end(batch), cpu_time=0.012)
+
+    reported = list[float | None]()
+
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> list[Sample]:
+        dispatcher.accounting.on_served = lambda *batch: reported.append(batch[-1])
+        samples = await submit(dispatcher, "m", [1.0, 2.0, 3.0])
+        await asyncio.sleep(0)
+        return samples
+
+    samples = run_scenario(scenario, chosen(greedy(8)), Counting())
+    assert [sample.cpu_time for sample in samples] == pytest.approx([0.004] * 3)
+    assert reported == [0.012]
+
+
 def test_a_failing_controller_loses_no_request_and_is_not_called_again(caplog: pytest.LogCaptureFixture) -> None:
     sizes: list[int] = []
 

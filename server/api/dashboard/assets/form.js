@@ -1,6 +1,7 @@
 "use strict";
 // The form of the model that is shown, its call of /predict, and the response.
-const SHOWN = 20, CHARACTERS = 2000, FACTS = ["model", "batch_size", "waiting_ms", "service_ms", "energy_mj", "energy_source"];
+const SHOWN = 20, CHARACTERS = 2000, FACTS = ["model", "batch_size", "waiting_ms", "service_ms", "energy_mj", "energy_source",
+  "cpu_ms"];
 let chosen = null; // the file
 
 function make(tag, content = "", more = {}) {
@@ -100,9 +101,9 @@ function partsOf(answer, datatypes) {
   return keys.map((key) => renderers[key]?.(answer[key], datatypes) ?? make("p", `${key}: ${JSON.stringify(answer[key])}`));
 }
 
-function facts({ batch_size: size, waiting_ms: waiting, service_ms: service, energy_mj: energy, energy_source: source }) {
+function facts({ batch_size: size, waiting_ms: waiting, service_ms: service, energy_mj: energy, energy_source: source, cpu_ms: cpu }) {
   const joules = energy === null ? "energy unknown" : `${energy} mJ (${source})`;
-  return make("p", `Batch size ${size}, waiting time ${waiting} ms, service time ${service} ms, ${joules}.`);
+  return make("p", `Batch size ${size}, waiting time ${waiting} ms, service time ${service} ms, ${joules}${cpu === undefined ? "" : `, CPU time ${cpu} ms`}.`);
 }
 
 function classList(predictions) {
