@@ -1,6 +1,7 @@
 """One inference call: memory reservations, admission control, and cancellation."""
 
 import asyncio
+import gc
 import gzip
 import io
 import json
@@ -322,7 +323,7 @@ def test_a_call_with_too_many_pixels_is_rejected_by_the_headers() -> None:
     with_inference(scenario)
 
 
-def test_large_images_of_one_call_are_decoded_one_by_one() -> None:
+def test_large_images_of_one_call_are_decoded_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(inference: Inference, pool: HeldPool) -> None:
         call = asyncio.ensure_future(decode(inference, [huge()] * 3, Client()))
         await settle()
@@ -332,6 +333,8 @@ def test_large_images_of_one_call_are_decoded_one_by_one() -> None:
         await pool.run()
 
     with_inference(scenario)
+    gc.collect()
+    assert "never retrieved" not in caplog.text, "the decoding that failed after the call had ended"
 
 
 def test_an_image_over_the_free_memory_is_rejected_and_one_over_the_budget_is_too_large() -> None:
