@@ -36,11 +36,11 @@ class Savings:
 
     def __str__(self) -> str:
         """One line for the page and the log."""
-        goal = f"{SHARE:.0%} within {1e3 * self.limit:g} ms"
+        bound = f"{SHARE:.0%} within {1e3 * self.limit:g} ms"
         if self.after > (1.0 - _LEAST_SAVING) * self.before:
-            return f"a goal of {goal} would save nothing at the present rate"
+            return f"a policy with the bound {bound} would save nothing at the present rate"
         return (
-            f"a goal of {goal} would take {self.after:.2g} {self.unit} at the present rate instead of "
+            f"a policy with the bound {bound} would take {self.after:.2g} {self.unit} at the present rate instead of "
             f"{self.before:.2g}: smdp:slo_p95_ms={1e3 * self.limit:g}"
         )
 
