@@ -94,7 +94,7 @@ MISTAKES = {
     f"{SOLVED} --method rvi --epsilon 0": "--epsilon 0 is invalid; give a positive number such as 0.01",
     f"{SOLVED} --output /dev/full": r"cannot write --output '/dev/full' \(No space left on device\); choose another",
     f"{SOLVED} --output locked/x.json": r"cannot write --output 'locked/x.json' \(Permission denied\); choose another",
-    "solve-policy resnet50-t4-fp16 --load 0.5 --w2 1": "--w2 1 weighs power, .* no energies; give 0, or a profile",
+    "solve-policy resnet50-t4-fp16 --load 0.5 --power-cap-w 9": "is in W, .* saves busy_time; give resource_cap",
     "generate-load": "give the URL of a server, or --simulate PROFILE",
     "generate-load 127.0.0.1:1 --rate 1 --duration 1": "'127.0.0.1:1' is no URL; write http://HOST:PORT",
     "generate-load http://127.0.0.1:1 --rate 1 --duration 1": "no server responds at .*; start one with serve-model",

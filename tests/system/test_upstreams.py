@@ -205,7 +205,7 @@ def test_profile_model_measures_through_it_and_the_server_uses_that_profile(fake
 def test_profile_model_needs_one_server(fake: FakeUpstream) -> None:
     with pytest.raises(RuntimeError, match="names 2 servers; name one here"):
         run_json("profile-model", f"m={fake.spec},{fake.spec[4:]}", "--quick")
-    with pytest.raises(RuntimeError, match="no meter 'gpu'; give none, cpu or cuda:N"):
+    with pytest.raises(RuntimeError, match="no meter 'gpu'; give cpu, cuda:N or none"):
         run_json("profile-model", f"m={fake.spec}", "--quick", "--meter", "gpu")
     with pytest.raises(RuntimeError, match="m runs on another server, not on --device cpu; leave it out"):
         run_json("profile-model", f"m={fake.spec}", "--quick", "--device", "cpu")
