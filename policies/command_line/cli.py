@@ -3,7 +3,7 @@
 import json
 import sys
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -85,7 +85,6 @@ _EXAMPLES = examples(
     "solve-policy --list-profiles",
 )
 
-_UNITS: Mapping[str, str] = {"energy": "W", "cpu_time": "cores", "busy_time": "busy share"}
 _MAX_SHOWN = 10  # candidates printed with a recommendation
 _EXACT_KEYS = (  # null in the JSON object of a policy that is only simulated
     "average_cost",
@@ -267,7 +266,7 @@ def solve_policy(
     if as_json:
         print(json.dumps({"rows": rows} if rates is not None else rows[0]))
     elif rates is not None:
-        _print_rows(rows)
+        _print_rows(rows, device.rate_unit)
     else:
         _print_result(rows[0])
     _write_files(options, results, output, plot)
@@ -389,18 +388,17 @@ def _write_files(options: SolveOptions, results: Sequence[_Result], output: Path
             plot_policy(results[0].options.problem, solutions[0], responses, plot, next(iter(limits), None))
 
 
-def _print_rows(rows: Sequence[dict[str, Any]]) -> None:
+def _print_rows(rows: Sequence[dict[str, Any]], unit: str) -> None:
     measured = [("p95 ms", lambda row: f"{row['simulated']['p95_ms']:.3f}")] if "simulated" in rows[0] else []
     bounded = [("kept", lambda row: "yes" if row["bound_kept"] else "no")] if "bound_kept" in rows[0] else []
     extra: list[tuple[str, Callable[[dict[str, Any]], str]]] = [*measured, *bounded]
-    by_age, resource = any("max_age_ms" in row for row in rows), rows[0].get("resource", "energy")
+    by_age = any("max_age_ms" in row for row in rows)
     launching = ["one waits, ms", "at once from"] if by_age else ["launches from", "largest"]
-    titles = ["load", "arrivals, 1/s", "w2", "mean ms", _UNITS[resource], "cost", *launching]
+    titles = ["load", "arrivals, 1/s", "w2", "mean ms", unit, "cost", *launching]
     table = Table(*titles, *(title for title, _ in extra), box=None)
     for row in rows:
-        power = f"{row['mean_power_w' if resource == 'energy' else 'mean_resource']:.3f}"
         figures = [f"{row['load']:.3f}", f"{row['arrival_rate_hz']:.3f}", f"{row['w2']:.4g}"]
-        averages = [f"{row['mean_response_time_ms']:.3f}", power, f"{row['average_cost']:.4f}"]
+        averages = [f"{row['mean_response_time_ms']:.3f}", f"{_taken(row):.3f}", f"{row['average_cost']:.4f}"]
         table.add_row(*figures, *averages, *_launches(row), *(cell(row) for _, cell in extra))
     Console().print(table)
 
@@ -473,27 +471,16 @@ def _plan(options: SolveOptions, price: prices.Price, spare: int, output: Path |
     if as_json:
         print(json.dumps(fields))
     else:
-        _print_plan(fields)
+        _print_plan(fields, device.rate_unit)
     if output is not None:
         with writing("--output", output):
             save_table(table_of(planning.per_device(best.devices), [best.solution], options.bound_entry), output)
 
 
-def _print_plan(fields: dict[str, Any]) -> None:
+def _print_plan(fields: dict[str, Any], rate_unit: str) -> None:
     unit = fields["cost_unit"]
     cost = "cost" if unit == "devices" else unit
-    table = Table(
-        "",
-        "devices",
-        "load",
-        "kept",
-        "batches",
-        "mean ms",
-        "p95 ms",
-        _UNITS[fields.get("resource", "energy")],
-        cost,
-        box=None,
-    )
+    table = Table("", "devices", "load", "kept", "batches", "mean ms", "p95 ms", rate_unit, cost, box=None)
     enough = min(row["devices"] for row in fields["candidates"] if row["bound_kept"]) + fields["spare"]
     for row in fields["candidates"]:
         first = next(n for n, action in enumerate(row["batch_size"]) if action)
@@ -501,7 +488,7 @@ def _print_plan(fields: dict[str, Any]) -> None:
         kept = "yes" if row["devices"] >= enough else "without spares" if row["bound_kept"] else "no"
         best = ">" if row["devices"] == fields["devices"] else ""
         which = best, str(row["devices"]), f"{row['load']:.3f}", kept, f"{first} to {max(row['batch_size'])}"
-        table.add_row(*which, *times, _taken(row), f"{row['cost']:.5g}")
+        table.add_row(*which, *times, f"{_taken(row):.2f}", f"{row['cost']:.5g}")
     Console().print(table)
     beyond = fields["beyond"]
     if unit != "devices":
@@ -509,10 +496,10 @@ def _print_plan(fields: dict[str, Any]) -> None:
     if fields["spare"]:
         print(f"Without {fields['spare']} of the {fields['devices']} devices the bound is kept, too.")
     print("The plan covers devices only. HTTP needs CPUs in addition: docs/operation.md, More processes.\n")
-    table = Table("simulated, sent", "mean ms", "±", "p95 ms", "±", _UNITS[fields.get("resource", "energy")], box=None)
+    table = Table("simulated, sent", "mean ms", "±", "p95 ms", "±", rate_unit, box=None)
     for routing, summary in fields["simulated"].items():
         pairs = ((summary[f"{key}_ms"], summary["standard_error_ms"][key] or inf) for key in ("mean", "p95"))
-        table.add_row(routing, *(f"{figure:.3f}" for pair in pairs for figure in pair), _taken(summary))
+        table.add_row(routing, *(f"{figure:.3f}" for pair in pairs for figure in pair), f"{_taken(summary):.2f}")
     Console().print(table)
     bound = ", ".join(f"{key} {value}" for key, value in fields["bound"].items())
     for routing, summary in fields["simulated"].items():
@@ -523,8 +510,10 @@ def _print_plan(fields: dict[str, Any]) -> None:
             print(f"Sent by {routing!r}, the bound is not kept ({bound}; {found}); plan with a smaller bound.")
 
 
-def _taken(row: dict[str, Any]) -> str:
-    return f"{row['mean_resource'] if row['mean_power_w'] is None else row['mean_power_w']:.2f}"
+def _taken(row: dict[str, Any]) -> float:
+    """What a policy takes of the resource per second."""
+    taken: float = row["mean_resource"] if row["mean_power_w"] is None else row["mean_power_w"]
+    return taken
 
 
 def _print_result(fields: dict[str, Any]) -> None:

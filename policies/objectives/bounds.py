@@ -74,7 +74,7 @@ def check_power(keys: Collection[str], profile: Profile) -> None:
     Raises:
         SpecError: the profile saves another resource.
     """
-    if "power_cap_w" in keys and profile.rate_unit != "W":
+    if "power_cap_w" in keys and profile.saved != "energy":
         raise SpecError(
             f"power_cap_w is in W, but profile {profile.name!r} saves {profile.saved}; give resource_cap, in "
             f"{profile.rate_unit}, or a profile with energy_j"

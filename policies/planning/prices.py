@@ -72,7 +72,7 @@ def priced(
         if value is not None and not 0.0 < value < inf:
             raise SpecError(f"--{flag} {value:g} is invalid; give a number above 0, or leave it out")
     by_power = [f"--{flag}" for flag, value in (("idle-power-w", idle_power), ("power-price", power_price)) if value]
-    if by_power and (profile.rate_unit != "W"):
+    if by_power and profile.rate_unit != "W":
         raise SpecError(f"profile {profile.name!r} does not save energy in joules: leave {by_power[0]} out")
     if idle_power is not None:
         profile = _above_idle(profile, idle_power)

@@ -197,6 +197,7 @@ def _expected(chosen: ModelPolicy, arrival_rate: float) -> tuple[float | None, f
         return None, None
     rows = chosen.table.rows
     if arrival_rate < rows[0].arrival_rate / 2:  # every request is launched at once, nearly always alone
-        return chosen.profile.service_time(1), arrival_rate * chosen.profile.costs[0]
+        known = chosen.table.resource == chosen.profile.saved  # a policy file may save another resource
+        return chosen.profile.service_time(1), arrival_rate * chosen.profile.costs[0] if known else None
     row = min(rows, key=lambda row: abs(row.arrival_rate - arrival_rate))
     return row.mean_response_time, row.mean_power

@@ -436,7 +436,7 @@ class Inference:
 
 
 def _retrieve(done: "asyncio.Future[Any] | None") -> None:
-    """Take note of an exception that nobody waits for any more, so that asyncio does not log it."""
+    """Retrieve the exception of a future that is not awaited any more, so that asyncio does not log it."""
     if done is not None and not done.cancelled():
         done.exception()
 

@@ -149,9 +149,9 @@ class Metrics:
         self._arrival_rate.labels(model).set_function(arrival_rate)
         self._capacity.labels(model).set_function(capacity)
         self._late.labels(model)
-        for outcome in {"ok", "cancelled", *(kind.outcome for kind in ServerError.kinds())}:
+        for outcome in sorted({"ok", "cancelled", *(kind.outcome for kind in ServerError.kinds())}):
             self.outcome(model, outcome, 0)
-        for reason in {kind.reason for kind in RejectedError.kinds()} - {""}:
+        for reason in sorted({kind.reason for kind in RejectedError.kinds()} - {""}):
             self._rejected.labels(model, reason)
         for reason in _POLICY_CHANGES:
             self._adapted.labels(model, reason)
