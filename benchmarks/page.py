@@ -264,14 +264,16 @@ OPERATION = (
         "over three rounds (p95) of the response times in ms, by the share of Batchwright's saturation. LitServe's "
         "settings are max_batch_size and batch_timeout. Embeddings are called by OpenAI's interface. Of the other "
         "models each server has the same class. The same server differs by up to a factor of two between two starts, "
-        "so that only large differences count. The voice detector gains from batches: Batchwright serves 1.7 times "
-        "the rate of the others, and answers at loads at which they saturate. The classifier gains little: Batchwright "
-        "has the highest saturation, 1.2 times the best of the others, and LitServe 8, 0 ms, which is busy while it "
-        "waits, answers in two thirds of its time at 0.3, and in half at 0.6. The encoder loses to LitServe at all "
-        "loads, and at 0.9 to FastAPI. With embeddings Batchwright answers sooner than Infinity, and later than "
-        "batches in order of arrival, at all loads. A likely reason for the losses is that it decodes beside the batch "
-        "in service, whose threads then wait for each other. Encoder and VoiceDetector were measured on d50f017, "
-        "the others on 3616b61. Other work ran in one round of LitServe 8, 10 ms at 0.3.",
+        "so that only large differences count. The voice detector gains from batches: Batchwright serves 1.3 times "
+        "the rate of LitServe's best setting and 1.8 times that without batches, and answers at loads at which these "
+        "saturate. The classifier gains little: Batchwright has the highest saturation, 1.15 times the best of the "
+        "others, and the least time at 0.9. LitServe 8, 0 ms, which is busy while it waits, answers in four fifths of "
+        "its time at 0.3, and in two thirds at 0.6. The encoder gains nothing from batches, and is a loss: LitServe "
+        "and FastAPI answer it in less than half the time at 0.6 and a quarter at 0.9, and LitServe serves 1.25 times "
+        "the rate. With embeddings Batchwright answers sooner than Infinity, and later than batches in order of "
+        "arrival, at all loads. A likely reason for the losses is that it decodes beside the batch in service, whose "
+        "threads then wait for each other: a text takes more CPU time than with the others. Embeddings were measured "
+        "on 0fa1563, the others on def24e8.",
     ),
     Section(
         "Predicted and measured",
@@ -279,9 +281,7 @@ OPERATION = (
         "The encoder under Poisson arrivals of texts with the lengths of a production trace: what the server predicts, "
         "and measures in the last minute, as means over the time after the first minute. It starts without a profile, "
         "or with one that is wrong by a factor; then another process takes one of the two cores for a third of the "
-        "time, at half the rate; then texts become twice as long. Other work of low priority ran for some seconds of "
-        "the first run. While a core is taken the learned times say that the rate cannot be served, so that the "
-        "predicted mean is large until they have fallen again.",
+        "time, at half the rate; then texts become twice as long. Measured on def24e8.",
         lambda: f"![Predicted and measured response times](figures/predictions.png)\n\n{recorded('predictions')}",
     ),
     Section(
