@@ -1,4 +1,4 @@
-"""Speed and accuracy of the solver: single solves, tables, a long truncation, the papers' scheme, simulations.
+"""Speed and accuracy of the solver: solves, tables, percentiles, a long truncation, the papers' scheme, simulations.
 
 Times are medians on one core. Methods that are compared are timed in turns in one run.
 """
@@ -17,8 +17,9 @@ from threadpoolctl import threadpool_limits
 from benchmarks.support.harness import argument_parser, save_record
 from policies.objectives.table import default_loads, solve_table
 from policies.objectives.trial import Trial
+from policies.percentile.ages import ResponseBounds, solve_ages
 from policies.profile import Profile, load_profile
-from policies.solver.distributions import distribution
+from policies.solver.distributions import Gamma, distribution
 from policies.solver.model import Problem, build_model, objective_weights
 from policies.solver.rvi import Rvi
 from policies.solver.solver import Solution, evaluate, solve
@@ -119,6 +120,44 @@ def beside_the_papers_scheme(rounds: int) -> dict[str, Any]:
     }
 
 
+def curves(largest: int) -> dict[str, tuple[Profile, float]]:
+    """Four profiles for batches of up to `largest`, and the coefficient of variation of their service times."""
+    sizes = np.arange(1, largest + 1)
+    joules = tuple((0.02 * sizes + 0.04).tolist())
+    curved = tuple((0.3 * sizes**0.6 + 0.05).tolist())
+    affine = Profile("affine", tuple((1e-4 * sizes + 2e-3).tolist()), energies=joules)
+    return {
+        "affine": (affine, 0.0),
+        "affine, cv 0.3": (affine, 0.3),
+        "concave": (Profile("concave", tuple((1e-3 * sizes**0.7 + 1e-3).tolist()), energies=curved), 0.0),
+        "staircase": (
+            Profile("staircase", tuple((1e-4 * 8 * np.ceil(sizes / 8) + 2e-3).tolist()), energies=joules),
+            0.0,
+        ),
+    }
+
+
+def certificates(largest: int) -> dict[str, dict[str, float]]:
+    """Power over its lower bound, less 1, and seconds, of tables of maximum ages within twice l(B_max) for 95 %."""
+    found = {}
+    for (name, (profile, cv)), load in product(curves(largest).items(), (0.2, 0.5, 0.8)):
+        problem = Problem(profile, load * profile.capacity, service=Gamma((cv,)))
+        start = perf_counter()
+        solution, kept = solve_ages(problem, ResponseBounds(((2.0 * max(profile.service_times), 0.95),)))
+        seconds = perf_counter() - start
+        gap = solution.mean_power / solution.power_lower_bound - 1.0 if kept else float("nan")
+        found[f"{name}, load {load}"] = {"gap": float(f"{gap:.2g}"), "s": round(seconds, 2)}
+    return found
+
+
+def table_within_bound(largest: int) -> float:
+    """Time of the 49 loads of a bound on the 95th percentile, s."""
+    profile, _ = curves(largest)["affine"]
+    bound = ResponseBounds(((2.0 * max(profile.service_times), 0.95),))
+    problem = Problem(profile, 1.0)
+    return milliseconds(lambda: solve_table(problem, default_loads(), lambda each: solve_ages(each, bound)[0]), 1) / 1e3
+
+
 def simulations() -> dict[str, float]:
     """Time of a simulation of Table I's 1.66 million requests with their arrivals, s."""
     return {
@@ -149,6 +188,8 @@ def main() -> None:
             "table of 49 loads, ms": {
                 f"w2 {w2:g}": milliseconds(partial(solve_table, at_load(0.5, w2), default_loads()), 7) for w2 in WEIGHTS
             },
+            **{f"percentile, B_max {largest}": certificates(largest) for largest in (64, 128, 256)},
+            "percentile, 49 loads, B_max 128, s": {"affine": table_within_bound(128)},
             "load 0.9, w1 = w2 = 1": beside_the_papers_scheme(5),
             "1.66 million requests, s": simulations(),
             "largest relative error of g against 800 states": accuracy(),

@@ -26,7 +26,7 @@ from policies.types import ParameterError, SpecError
 
 FORMS = ("max-ages", "batch-size")  # of the policy that keeps a percentile
 _COMPARED = 50_000  # requests simulated for a table of batch sizes in place of one of maximum ages
-_LARGEST = 64  # B_max above which one percentile is kept by a table of batch sizes: ages take many seconds a load
+_LARGEST = 256  # B_max above which one percentile is kept by a table of batch sizes: ages take many seconds a load
 
 
 def check_form(form: str) -> str:
@@ -98,8 +98,8 @@ def solve_within(
     """Return the policy of least power within a bound (for a power cap: of least mean response time).
 
     A table of maximum ages always launches all requests, at most B_max. Where a smaller batch may be better, because
-    it has a higher throughput or takes less energy a request, a table of batch sizes is tried, too. Above a B_max of 64
-    or a load of 0.98 one percentile is kept by a table of batch sizes.
+    it has a higher throughput or takes less energy a request, a table of batch sizes is tried, too. Above a B_max of
+    256 or a load of 0.98 one percentile is kept by a table of batch sizes.
 
     Args:
         problem: the system; its w2 is ignored.

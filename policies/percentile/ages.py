@@ -120,6 +120,15 @@ class Table(NamedTuple):
         return np.append(self.average[LATE:], self.average[RESPONSE])
 
 
+class _Evaluated(NamedTuple):
+    """A launch region, its chain, and the averages and relative values of `averages_of`."""
+
+    region: Region
+    chain: Chain
+    average: Floats
+    bias: Floats
+
+
 def solve_ages(problem: Problem, bounds: ResponseBounds, mixed: bool = True) -> tuple[AgeSolution, bool]:
     """Return the table of maximum ages of least power within bounds, and whether it keeps them.
 
@@ -148,7 +157,10 @@ class _Search:
         self.tables: list[Table] = []
         self.lower_bound = 0.0
         self.steps = 0
-        self._region: Region = np.ones((ages.model.max_batch_size, len(ages.ages)), dtype=np.bool_)
+        self._known: list[_Evaluated] = []
+        region = np.ones((ages.model.max_batch_size, len(ages.ages)), dtype=np.bool_)
+        region[: ages.model.min_batch_size - 1] = False
+        self._evaluated(region)
 
     def run(self) -> None:
         """Find tables until a mix of two is within `_GAP` of the lower bound."""
@@ -203,43 +215,43 @@ class _Search:
 
     def _add(self, prices: Floats) -> None:
         """Solve for prices of a late request, by limit, and of a second in the system; add the table if it is new."""
-        gain, region, chain, average = self._solve(prices)
+        gain, found = self._solve(prices)
         rate, allowed = self.ages.model.arrival_rate, self.bounds.allowed
         finite = np.isfinite(allowed)
         self.lower_bound = max(self.lower_bound, gain - rate * float(prices[finite] @ allowed[finite]))
-        first = _thresholds(region)
+        first = _thresholds(found.region)
         if any(np.array_equal(first, table.first) for table in self.tables):
             return
         launches = np.arange(len(self.ages.ages)) >= first[:, None]
-        if not np.array_equal(launches, region):
-            chain = chain_of(self.ages, launches)
-            average, _ = averages_of(self.ages, chain)
-        self.tables.append(Table(first, chain, average))
+        if not np.array_equal(launches, found.region):
+            found = self._evaluated(launches)
+        self.tables.append(Table(first, found.chain, found.average))
 
-    def _solve(self, prices: Floats) -> tuple[float, Region, Chain, Floats]:
-        """Return the least cost, W, and its launch region, chain and averages, by policy iteration."""
-        ages, full, rate = self.ages, self.ages.model.max_batch_size, self.ages.model.arrival_rate
+    def _solve(self, prices: Floats) -> tuple[float, "_Evaluated"]:
+        """Return the least cost, W, and its policy: policy iteration from the best one that is known."""
         weights = np.zeros(LATE + len(prices) - 1)
         weights[RESPONSE], weights[POWER], weights[LATE:] = prices[-1], 1.0, prices[:-1]
+        rate = self.ages.model.arrival_rate
         per_time = weights * np.where(np.arange(len(weights)) < LATE, 1.0, rate)
         per_time[RESPONSE] *= rate
-        best: tuple[float, Region, Chain, Floats] | None = None
-        region = self._region
-        if ages.model.min_batch_size > 1:
-            region[: ages.model.min_batch_size - 1] = False
+        best = min(self._known, key=lambda each: float(each.average @ per_time))
+        gain = float(best.average @ per_time)
         for _ in range(_STEPS):
-            chain = chain_of(ages, region)
-            average, bias = averages_of(ages, chain)
-            gain, self.steps = float(average @ per_time), self.steps + 1
-            if best is not None and gain > best[0] - _SETTLED * abs(best[0]):
+            region = improved(self.ages, best.bias @ weights, gain, prices[-1], prices[:-1])
+            if np.array_equal(region, best.region):
                 break
-            best = gain, region, chain, average
-            region = improved(ages, (bias @ weights)[:full], gain, prices[-1], prices[:-1])
-            if np.array_equal(region, best[1]):
+            found = self._evaluated(region)
+            cost = float(found.average @ per_time)
+            if cost > gain - _SETTLED * abs(gain):
                 break
-        assert best is not None
-        self._region = best[1]
-        return best
+            best, gain = found, cost
+        return gain, best
+
+    def _evaluated(self, region: Region) -> "_Evaluated":
+        chain = chain_of(self.ages, region)
+        self._known.append(_Evaluated(region, chain, *averages_of(self.ages, chain)))
+        self.steps += 1
+        return self._known[-1]
 
     def best(self, mixed: bool) -> tuple[Table, Table, float]:
         """Return the two tables of the best mix and the probability of the second; the first one keeps the bounds.

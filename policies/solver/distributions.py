@@ -97,6 +97,9 @@ class Gamma:
 
     def tail(self, service_times: Floats, sizes: Ints, times: Floats) -> tuple[Floats, Floats]:
         """Return upper incomplete gamma functions: with r = 1 / cv^2, Q(r, z / theta) and its integral."""
+        if not any(self.cvs):
+            fixed = service_times[sizes - 1]
+            return np.where(times < fixed, 1.0, 0.0), np.maximum(fixed - times, 0.0)
         mean, cv, late = (
             service_times[sizes - 1],
             self._cvs_by_size(len(service_times))[sizes - 1],
@@ -115,6 +118,8 @@ class Gamma:
     def quiet_tail(self, arrival_rate: float, service_times: Floats, sizes: Ints, ages: Floats) -> Floats:
         """Return (1 + lambda theta)^-r Q(r, x / theta + lambda x) exp(lambda x), by logarithms."""
         mean, cv = service_times[sizes - 1], self._cvs_by_size(len(service_times))[sizes - 1]
+        if not any(self.cvs):
+            return np.where(mean > ages, np.exp(-arrival_rate * np.maximum(mean - ages, 0.0)), 0.0)
         shape = 1.0 / np.square(np.where(cv > 0.0, cv, 1.0))
         rate = shape / mean + arrival_rate
         with np.errstate(divide="ignore"):

@@ -40,7 +40,7 @@ def test_bounds_that_no_form_keeps_together_are_refused(named: list[tuple[str, s
 def test_a_percentile_is_kept_by_ages_unless_batches_are_very_large() -> None:
     bound = parse_bounds([("slo_p95_ms", "40")])
     assert isinstance(solve_within(Problem(P4, 1000.0), bound), AgeSolution)
-    sizes = range(1, 71)
+    sizes = range(1, 258)
     wide = Profile("wide", tuple(1e-3 + 1e-4 * b for b in sizes), energies=tuple(0.02 + 0.01 * b for b in sizes))
     assert not isinstance(solve_within(Problem(wide, 0.3 * wide.capacity), bound), AgeSolution)
 

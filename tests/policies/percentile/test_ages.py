@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from policies.objectives.trial import Trial
+from policies.percentile import age_model
 from policies.percentile.age_model import LATE, AgeModel, averages_of, build_age_model, chain_of
 from policies.percentile.ages import AgeSolution, ResponseBounds, evaluate_ages, solve_ages
-from policies.profile import load_profile
+from policies.profile import Profile, load_profile
 from policies.queue.simulator import share_within
 from policies.solver.distributions import Gamma, Hyperexponential, ServiceDistribution
 from policies.solver.model import POWER, RESPONSE, Problem, build_model
@@ -24,6 +25,12 @@ solved = cache(solve_ages)  # several tests look at the same solution
 def at_load(load: float, size: int | None = None, service: ServiceDistribution | None = None) -> Problem:
     problem = Problem(P4, 1.0, max_batch_size=size, service=service or Gamma((0.0,)))
     return replace(problem, arrival_rate=load * build_model(problem).capacity)
+
+
+def long_batches(load: float, cv: float = 0.0) -> Problem:
+    sizes = np.arange(1, 129)
+    profile = Profile("long", tuple((1e-4 * sizes + 2e-3).tolist()), energies=tuple((0.02 * sizes + 0.04).tolist()))
+    return Problem(profile, load * profile.capacity, service=Gamma((cv,)))
 
 
 def within(limit_ms: float, share: float) -> ResponseBounds:
@@ -50,6 +57,17 @@ def test_ages_of_zero_are_greedy_with_its_exact_averages(load: float, service: S
     # queues are cut at 300 requests above B_max, which matters where very random services meet a high load
     assert found[RESPONSE] == pytest.approx(exact.mean_response_time, rel=2e-3)
     assert found[POWER] == pytest.approx(exact.mean_power, rel=1e-3)
+
+
+def test_ages_at_which_two_jumps_coincide_up_to_rounding_do_not_matter() -> None:
+    problem, service_time = at_load(0.5), P4.service_time
+    # every l(b) is this limit less an l(b'), but for the rounding
+    averaged, exact = (
+        averages(build_age_model(problem, (service_time(16) + service_time(17),)), [0] * 32),
+        evaluate(problem, range(33)),
+    )
+    assert averaged[RESPONSE] == pytest.approx(exact.mean_response_time, rel=1e-4)
+    assert averaged[POWER] == pytest.approx(exact.mean_power, rel=1e-4)
 
 
 @pytest.mark.parametrize(("load", "limit", "share"), [(0.3, 3.0, 0.9), (0.6, 4.0, 0.85), (0.5, 2.5, 0.6)])
@@ -83,6 +101,8 @@ def test_no_threshold_on_a_coarse_grid_is_better(size: int, load: float, limit: 
         (at_load(0.8, 8), within(14.0, 0.97)),
         (at_load(0.5, 16, Gamma((0.3,))), within(12.0, 0.95)),
         (at_load(0.4, 16, Gamma((1.0,))), within(20.0, 0.9)),
+        (long_batches(0.5), within(29.6, 0.95)),
+        (long_batches(0.8, 0.3), within(59.2, 0.95)),
     ],
 )
 def test_simulation_has_the_same_averages(problem: Problem, bounds: ResponseBounds) -> None:
@@ -107,6 +127,23 @@ def test_the_power_is_within_one_per_cent_of_the_lower_bound(load: float, limit:
     assert kept
     assert found.mean_power is not None
     assert found.power_lower_bound <= found.mean_power <= 1.01 * found.power_lower_bound
+
+
+@pytest.mark.parametrize("problem", [long_batches(0.2), long_batches(0.5), long_batches(0.8, 0.3)])
+def test_large_batches_are_as_near_to_the_lower_bound(problem: Problem) -> None:
+    found, kept = solved(problem, within(59.2, 0.95))
+    assert kept
+    assert found.power_lower_bound <= found.mean_power <= 1.01 * found.power_lower_bound
+
+
+def test_a_coarser_grid_of_ages_for_large_batches_has_the_same_averages(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = long_batches(0.5)
+    table = solved(problem, within(29.6, 0.95))[0].max_ages
+    fine = evaluate_ages(problem, table, (0.0296,))
+    monkeypatch.setattr(age_model, "_JUMPS", 64)
+    coarse = evaluate_ages(problem, table, (0.0296,))
+    assert coarse.mean_power == pytest.approx(fine.mean_power, rel=3e-3)
+    assert coarse.share_within[0] == pytest.approx(fine.share_within[0], abs=5e-3)
 
 
 def test_ages_do_not_increase_in_the_queue_length_and_end_at_zero() -> None:
