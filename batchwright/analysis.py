@@ -76,8 +76,7 @@ def solve(
     Raises:
         SpecError: no policy keeps the bound, the load is 1 or more, or an argument is invalid. It is a ValueError.
     """
-    profile = profile.saving(resource_of(resource))
-    problem = _problem(profile, service_distribution, arrival_rate, load, max_batch_size, min_batch_size)
+    problem = _problem(profile, resource, service_distribution, arrival_rate, load, max_batch_size, min_batch_size)
     problem = replace(problem, w1=w1, w2=w2 or 0.0)
     scheme = scheme_of(method, overflow_cost, max_queue_length, epsilon, max_iterations)
     bounds = bounds_of(w2, (slo_mean_ms, slo_p95_ms, slo_share, power_cap_w, resource_cap), check_form(policy_form))
@@ -95,6 +94,7 @@ def evaluate(
     load: float | None = None,
     w1: float = 1.0,
     w2: float = 0.0,
+    resource: str | None = None,
     max_batch_size: int | None = None,
     service_distribution: str = "deterministic",
 ) -> PolicyResult:
@@ -107,13 +107,14 @@ def evaluate(
         load: arrival rate over the largest service rate, between 0 and 1.
         w1: weight of the mean response time in the cost, per ms.
         w2: weight of the mean power in the cost, per W.
+        resource: whose mean power it is, energy, cpu_time or busy_time; None: the first that the profile has.
         max_batch_size: largest batch, in requests; None: the profile's.
         service_distribution: deterministic, erlang2, exponential, hyperexponential, gamma:CV or measured.
 
     Raises:
         SpecError: the policy is unstable at this rate or no function of the queue length, or an argument is invalid.
     """
-    problem = _problem(profile, service_distribution, arrival_rate, load, max_batch_size)
+    problem = _problem(profile, resource, service_distribution, arrival_rate, load, max_batch_size)
     options = SolveOptions(replace(problem, w1=w1, w2=w2), policy, None, (), True, 0, 0)
     with _one_thread():
         solution = evaluate_with(options, _chosen(policy, problem.truncated_profile))
@@ -129,6 +130,7 @@ def simulate(
     load: float | None = None,
     requests: int = 100_000,
     seed: int = 0,
+    resource: str | None = None,
     max_batch_size: int | None = None,
     service_distribution: str = "deterministic",
 ) -> SimulationResult:
@@ -142,6 +144,7 @@ def simulate(
         load: arrival rate over the largest service rate.
         requests: number of requests.
         seed: of the arrivals and the service times.
+        resource: as in `evaluate`.
         max_batch_size: largest batch, in requests; None: the profile's.
         service_distribution: deterministic, erlang2, exponential, hyperexponential, gamma:CV or measured.
 
@@ -151,15 +154,18 @@ def simulate(
     """
     reject_if(requests < 1, f"requests is {requests}; give 1 or more")
     reject_if(seed < 0, f"seed is {seed}; give 0 or more")
-    problem = _problem(profile, service_distribution, arrival_rate, load, max_batch_size)
+    problem = _problem(profile, resource, service_distribution, arrival_rate, load, max_batch_size)
     trial = Trial(problem, requests, seed)
     with _one_thread():
         chosen = _chosen(policy, problem.truncated_profile.charged)
-    return SimulationResult.of(simulate_policy(chosen, trial.instants, service_time=trial.service_time()), profile)
+    return SimulationResult.of(
+        simulate_policy(chosen, trial.instants, service_time=trial.service_time()), problem.profile
+    )
 
 
 def _problem(
     profile: Profile,
+    resource: str | None,
     service_distribution: str,
     arrival_rate: float | None,
     load: float | None,
@@ -167,7 +173,13 @@ def _problem(
     min_batch_size: int = 1,
 ) -> Problem:
     service = distribution(service_distribution, profile)
-    problem = Problem(profile, 1.0, min_batch_size=min_batch_size, max_batch_size=max_batch_size, service=service)
+    problem = Problem(
+        profile.saving(resource_of(resource)),
+        1.0,
+        min_batch_size=min_batch_size,
+        max_batch_size=max_batch_size,
+        service=service,
+    )
     return replace(problem, arrival_rate=rate_of(build_model(problem).capacity, arrival_rate, load))
 
 

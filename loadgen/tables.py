@@ -35,6 +35,7 @@ _COLUMNS: Mapping[str, str] = {
     "mean_batch_size": "batch",
     "energy_per_request_mj": "mJ",
     "mean_power_w": "W",
+    "cpu_per_request_ms": "CPU ms",
     "cost": "cost",
     "slo_violations": "late",
 }
@@ -73,14 +74,14 @@ def report_table(content: Report, objective: RunObjective) -> Table:
 def comparison_table(rows: Mapping[str, Report], objective: RunObjective) -> Table:
     """Table with one row per policy spec; columns as the rows of `report_table`."""
     contents: dict[str, Mapping[str, Any]] = {spec: {**content} for spec, content in rows.items()}
-    known = [key for key in _COLUMNS if any(content[key] is not None for content in contents.values())]
+    known = [key for key in _COLUMNS if any(content.get(key) is not None for content in contents.values())]
     shown = [key for key in known if key != "cost" or objective.w2]
     grid = Table(box=None, pad_edge=False, caption=_explain(objective), caption_justify="left")  # fits 80 columns
     grid.add_column("policy", overflow="fold", min_width=min(_MIN_NAME_WIDTH, max(map(len, contents), default=0)))
     for key in shown:
         grid.add_column(_COLUMNS[key], justify="right", no_wrap=True)
     for spec, content in contents.items():
-        grid.add_row(spec, *(figure(content[key]) for key in shown))
+        grid.add_row(spec, *(figure(content.get(key)) for key in shown))
     return grid
 
 
@@ -109,7 +110,7 @@ def explain_cost(objective: RunObjective) -> str:
 def _explain(objective: RunObjective) -> str:
     late = f"\nlate: not answered within {1e3 * objective.slo:g} ms" if isfinite(objective.slo) else ""
     cost = f"; cost: {objective.w1:g} x mean ms + {objective.w2:g} x W" if objective.w2 else ""
-    return f"mJ: energy per request{cost}{late}"
+    return f"mJ, CPU ms: per request{cost}{late}"
 
 
 def figure(value: float | None) -> str:

@@ -176,3 +176,11 @@ def test_a_profile_is_loaded_by_path_and_made_of_measurements(tmp_path: Path) ->
 def test_measurements_are_checked(sizes: list[int], times: list[float], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         Profile.from_measurements("mine", sizes, times)
+
+
+def test_averages_are_of_the_resource_that_is_named() -> None:
+    exact = evaluate(P4, "greedy", load=0.5, resource="busy_time")
+    found = simulate(P4, "greedy", load=0.5, resource="busy_time")
+    assert exact.mean_power_w is None
+    assert found.mean_power_w is None
+    assert found.mean_resource == pytest.approx(exact.mean_resource, rel=0.01)

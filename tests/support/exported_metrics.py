@@ -60,7 +60,9 @@ def _samples() -> Iterator[Sample]:
     metrics.objective("m", 0.1, 0.95)
     metrics.objective_level("m", "d", 0)
     metrics.objective_margin("m", "d", 0.0)
-    metrics.batch_completed(BatchRecord("d", "greedy", Launch([request]), 0, True, [request], 0.0, 0.1, 0.1, "nvml"))
+    metrics.batch_completed(
+        BatchRecord("d", "greedy", Launch([request]), 0, True, [request], 0.0, 0.1, 0.1, "nvml", cpu_time=0.1)
+    )
     metrics.requests_completed("d", [request])
     metrics.call_completed("m", "d", 1.0, 1, 0.9)
     metrics.outcome("m", "ok")
