@@ -27,6 +27,7 @@ class _Second:
     arrivals: int = 0
     answered: int = 0
     joules: float | None = None
+    cpu_time: float | None = None
     sizes: dict[int, list[float]] = field(default_factory=dict)
     responses: list[float] = field(default_factory=list)
 
@@ -58,7 +59,7 @@ class History:
 
     def batch_completed(self, batch: BatchRecord) -> None:
         """Add a completed batch."""
-        series, service, energy = self._of(batch.model), batch.service, batch.energy
+        series, service, energy, cpu_time = self._of(batch.model), batch.service, batch.energy, batch.cpu_time
         tally = series.now.sizes.get(batch.size)
         if tally is None:
             series.now.sizes[batch.size] = [1, service]
@@ -67,6 +68,8 @@ class History:
             tally[1] += service
         if energy is not None:
             series.now.joules = energy if series.now.joules is None else series.now.joules + energy
+        if cpu_time is not None:
+            series.now.cpu_time = cpu_time if series.now.cpu_time is None else series.now.cpu_time + cpu_time
         series.batches.append({"t": round(time.time() - service, 3), **batch.facts()})
 
     def requests_completed(self, model: str, responses: Sequence[float]) -> None:
@@ -101,6 +104,7 @@ class History:
                 "queue": queue_length,
                 "rate": round(arrival_rate, 3),
                 "joules": second.joules,
+                "cpu_s": second.cpu_time,
                 "sizes": [[size, int(n), 1e3 * total / n] for size, (n, total) in sorted(second.sizes.items())],
                 **_response_times(series.recent),
             }

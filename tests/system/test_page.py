@@ -156,7 +156,7 @@ def test_live_policy_returns_the_chart_and_the_profile(running: Server) -> None:
     assert {len(row) for row in view["batch_size"]} == {len(view["queue_lengths"])}
     assert max(map(max, view["batch_size"])) == view["profile"]["max_batch_size"] == 32
     assert view["profile"]["service_ms"][0] == pytest.approx(1.3575)
-    assert view["profile"]["energy_mj"][0] == pytest.approx(39.502)
+    assert view["profile"]["cost"][0] == pytest.approx(39.502)
     assert "w2 = 1.6" in view["how"]
 
 
@@ -326,12 +326,13 @@ def test_a_page_without_an_objective_has_no_warning_of_one(running: Server, brow
         assert visit.page.locator("#objective-warning").is_hidden()
 
 
-def test_energies_are_shown_only_of_a_profile_that_has_them(
+def test_what_batches_take_is_shown_in_the_resource_of_the_profile(
     running: Server, browser: "BrowserContext", tmp_path: Path
 ) -> None:
-    shown = "document.querySelectorAll('.of-energy').length >= 6 && [...document.querySelectorAll('.of-energy')]"
+    named = "[...document.querySelectorAll('h2[data-name]')].map((element) => element.textContent).join()"
     with visiting(browser, running.url) as visit:
-        until(visit.page, f"{shown}.every((element) => element.offsetWidth > 0)")
+        until(visit.page, f"{named} === 'Power,Energy per request,Energy of a batch ζ(b)'")
+        assert visit.page.locator("#rate-unit").text_content() == "W"
     times = tmp_path / "times.json"
     times.write_text(
         replace(
@@ -341,8 +342,9 @@ def test_energies_are_shown_only_of_a_profile_that_has_them(
     server = serving("googlenet", "--device", f"emulated:{times}", "--policy", "greedy")
     with server as process, visiting(browser, process.url) as visit:
         send(process.url, 1)
-        until(visit.page, f"{shown}.every((element) => element.offsetWidth === 0)")
-        until(visit.page, "document.querySelector('#batches td:last-child')?.offsetWidth === 0")
+        until(visit.page, f"{named} === 'Busy device,Busy time per request,Busy time of a batch ζ(b)'")
+        until(visit.page, "Number(document.querySelector('[data-of=rate]').textContent) > 0")
+        assert visit.page.locator("#rate-unit").text_content() == "busy share"
         assert visit.errors == []
 
 
@@ -500,7 +502,7 @@ def test_the_page_of_ten_models_on_four_devices_fits_a_phone_and_shows_each(
         until(page, "document.getElementById('device').value === '0'")
         for index, profile in enumerate(SHARED):
             page.select_option("#device", str(index))
-            page.wait_for_selector(f".energy-source:has-text('From the profile {profile} ')")
+            page.wait_for_selector(f".resource-source:has-text('From the profile {profile} ')")
             assert page.evaluate("document.documentElement.scrollWidth") == 390
         assert visit.errors == []
 

@@ -221,7 +221,6 @@ def _chart(
 
 
 def _profile(profile: Profile) -> dict[str, Any]:
-    energies = profile.energies
     return {
         "name": profile.name,
         "source": profile.source,
@@ -229,7 +228,9 @@ def _profile(profile: Profile) -> dict[str, Any]:
         "max_batch_size": profile.max_batch_size,
         "capacity_hz": profile.capacity,
         "service_ms": [1e3 * seconds for seconds in profile.service_times],
-        "energy_mj": None if energies is None else [1e3 * joules for joules in energies],
+        "resource": profile.saved,
+        "rate_unit": profile.rate_unit,
+        "cost": [1e3 * cost for cost in profile.costs],  # mJ, or ms
     }
 
 

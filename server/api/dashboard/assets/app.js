@@ -120,15 +120,17 @@ function showDevices(devices, model) {
 function showFigures(state) {
   const recent = page.points.slice(-WINDOW), sum = (value) => recent.reduce((total, p) => total + value(p), 0);
   const batches = sum((p) => p.sizes.reduce((n, s) => n + s[1], 0)), requests = sum((p) => p.sizes.reduce((n, s) => n + s[0] * s[1], 0));
-  const { watts, each } = energies(recent), known = page.view?.profile.energy_mj;
+  const profile = page.view?.profile, resource = RESOURCES[profile?.resource ?? "energy"], { rate, each } = spending(recent, resource);
   figure("arrivals", recent.length ? sum((p) => p.arrivals) / sum((p) => p.span) : null);
   figure("queue", state.queue_length);
   figure("batch", batches ? requests / batches : null);
   figure("p95", recent.at(-1)?.p95 ?? null);
   showObjective(recent.at(-1)?.p95 ?? null, state.slo_ms);
-  document.body.classList.toggle("without-energy", page.view && !known);
-  figure("watts", known ? watts.at(-1) ?? null : null);
-  figure("energy", each.at(-1) ?? null);
+  for (const element of document.querySelectorAll("[data-name]")) text(element, resource[element.dataset.name]);
+  text(find("rate-unit"), profile?.rate_unit ?? "");
+  text(find("each-unit"), resource.unit);
+  figure("rate", profile ? rate.at(-1) ?? null : null);
+  figure("each", each.at(-1) ?? null);
 }
 
 function showPrediction(prediction) {
@@ -155,18 +157,17 @@ const clock = (seconds) => {
   const at = new Date(1e3 * seconds);
   return `${at.toLocaleTimeString([], { hour12: false })}.${String(at.getMilliseconds()).padStart(3, "0")}`;
 };
-const BATCH_COLUMNS = [  // title, text of a batch, class
+const BATCH_COLUMNS = [  // title, text of a batch
   ["launched", (b) => clock(b.t)], ["size", (b) => b.batch_size], ["reason", (b) => b.reason], ["policy", (b) => b.policy],
   ["waiting time of the oldest, ms", (b) => digits(b.waited_ms)], ["service time, ms", (b) => digits(b.service_ms)],
-  ["energy, mJ", (b) => digits(b.energy_mj), "of-energy"],
+  ["energy, mJ", (b) => digits(b.energy_mj)], ["CPU time, ms", (b) => digits(b.cpu_ms)],
 ];
 
 function showBatches(batches) {
   const filled = (row, tag, texts) => {
-    texts.forEach((value, i) => {
+    texts.forEach((value) => {
       const cell = row.appendChild(document.createElement(tag));
       cell.textContent = value;
-      cell.className = BATCH_COLUMNS[i][2] ?? "";
       if (tag === "th") cell.scope = "col";
     });
     return row;
@@ -225,23 +226,25 @@ function showCharts(state) {
   drawRate(find("chart-rate"), points, ago, span);
   drawSizes(find("chart-sizes"), points, ago, span, profile.max_batch_size);
   drawQueue(find("chart-queue"), points, ago, span);
-  showEnergy(points, ago, span, profile);
+  showSpending(points, ago, span, profile);
   showProfile(state.observed, profile);
 }
 
-function showEnergy(points, ago, span, profile) {
-  const [power, energy] = [find("chart-power"), find("chart-energy")];
-  const source = profile.energy_mj ? `From the profile ${profile.name} (energies: ${profile.energy_source}).` : "";
-  for (const element of document.querySelectorAll(".energy-source")) text(element, source);
-  if (profile.energy_mj) drawEnergy(power, energy, energies(points), ago, span);
+function showSpending(points, ago, span, profile) {
+  const resource = RESOURCES[profile.resource];
+  const source = profile.resource === "energy" ? `From the profile ${profile.name} (energies: ${profile.energy_source}).`
+    : `Measured with each batch${profile.resource === "cpu_time" ? ", of the model's process" : ""}.`;
+  for (const element of document.querySelectorAll(".resource-source")) text(element, source);
+  drawSpending([find("chart-power"), find("chart-energy")], resource, profile.rate_unit, spending(points, resource), ago, span);
 }
 
-function showProfile(observed, { service_ms: times, energy_mj: joules }) {
+function showProfile(observed, { service_ms: times, cost, resource }) {
   const most = Math.max(...observed.map((o) => o[1]), 1);
   const dots = (y, label) => observed.map(([size, count, mean]) => ({ size, y: y(size, mean), width: 5 + 9 * Math.sqrt(count / most),
     text: `${label(mean)}${count} batches` }));
   drawProfile(find("chart-service"), ["Service time", "ms", "measured since the start"], times, dots((_, mean) => mean, (mean) => `${mean.toPrecision(4)} ms in `));
-  if (joules) drawProfile(find("chart-zeta"), ["Energy of a batch", "mJ", "launched since the start"], joules, dots((size) => joules[size - 1], () => "launched: "));
+  const { batch, unit } = RESOURCES[resource];
+  drawProfile(find("chart-zeta"), [batch, unit, "launched since the start"], cost, dots((size) => cost[size - 1], () => "launched: "));
 }
 
 function showAll() {

@@ -1,7 +1,13 @@
 "use strict";
 // The charts. Each function draws data into an element with Plotly.react, which updates only what changed.
 const dark = matchMedia("(prefers-color-scheme: dark)");
-const WINDOW = 10; // points over which powers and energies are averaged
+const WINDOW = 10; // points over which the resource's use is averaged
+const RESOURCES = { // names on the page, unit of a request and a batch, what the batches of a point took
+  energy: { rate: "Power", each: "Energy per request", batch: "Energy of a batch ζ(b)", unit: "mJ", spent: (p) => p.joules },
+  cpu_time: { rate: "CPU", each: "CPU time per request", batch: "CPU time of a batch ζ(b)", unit: "ms", spent: (p) => p.cpu_s },
+  busy_time: { rate: "Busy device", each: "Busy time per request", batch: "Busy time of a batch ζ(b)", unit: "ms",
+               spent: (p) => p.sizes.reduce((sum, [, count, mean]) => sum + count * mean / 1e3, 0) },
+};
 
 function colors() {
   return dark.matches
@@ -65,23 +71,23 @@ function drawResponse(element, points, ago, span, slo) {
   draw(element, "Response time percentiles over time", lines.map((name, i) => line(name, i, ago, points.map((p) => p[name]))), plan);
 }
 
-// averages over the last WINDOW points: power in W, and energy per request in mJ
-function energies(points) {
-  const watts = [], each = [];
+// averages over the last WINDOW points: the resource per second, and per request in thousandths
+function spending(points, { spent }) {
+  const rate = [], each = [];
   points.forEach((_, i) => {
-    const last = points.slice(Math.max(0, i + 1 - WINDOW), i + 1), known = last.filter((p) => p.joules !== null);
-    const joules = known.reduce((sum, p) => sum + p.joules, 0), served = last.reduce((sum, p) => sum + p.answered, 0);
-    watts.push(joules / last.reduce((sum, p) => sum + p.span, 0));
-    each.push(served && known.length ? 1e3 * joules / served : null);
+    const last = points.slice(Math.max(0, i + 1 - WINDOW), i + 1), known = last.filter((p) => spent(p) !== null);
+    const total = known.reduce((sum, p) => sum + spent(p), 0), served = last.reduce((sum, p) => sum + p.answered, 0);
+    rate.push(total / last.reduce((sum, p) => sum + p.span, 0));
+    each.push(served && known.length ? 1e3 * total / served : null);
   });
-  return { watts, each };
+  return { rate, each };
 }
 
-function drawEnergy(power, energy, found, ago, span) {
-  draw(power, "Mean power over time", [line("power", 0, ago, found.watts, { fill: "tozeroy" })],
-       timeLayout(span, "W, last ten seconds", { showlegend: false }));
-  draw(energy, "Energy per request over time", [line("energy per request", 0, ago, found.each)],
-       timeLayout(span, "mJ, last ten seconds", { showlegend: false }));
+function drawSpending([rate, each], names, rateUnit, found, ago, span) {
+  draw(rate, `${names.rate} over time`, [line(names.rate, 0, ago, found.rate, { fill: "tozeroy" })],
+       timeLayout(span, `${rateUnit}, last ten seconds`, { showlegend: false }));
+  draw(each, `${names.each} over time`, [line(names.each, 0, ago, found.each)],
+       timeLayout(span, `${names.unit}, last ten seconds`, { showlegend: false }));
 }
 
 // share of each batch size in each interval, and the mean batch size
