@@ -42,7 +42,8 @@ No policy changes the transitions between the states W, so these are eliminated 
 one linear system in U(1..B_max) and g.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
+from functools import cached_property
 from math import ceil, sqrt
 from typing import NamedTuple
 
@@ -106,9 +107,25 @@ class Chain(NamedTuple):
     times: Floats
 
 
+class Steps(NamedTuple):
+    """The steps d from each age to the next.
+
+    Attributes:
+        stay: exp(-lambda d), the probability of no arrival.
+        sooner: weight of the value at the age where the step begins, of an arrival in it.
+        later: the same at the age where it ends.
+        idle: mean time until an arrival or the end of the step, s.
+    """
+
+    stay: Floats
+    sooner: Floats
+    later: Floats
+    idle: Floats
+
+
 @dataclass(frozen=True, eq=False)
-class AgeModel:
-    """The model in arrays.
+class Ages:
+    """The ages, and what does not depend on requests that wait while a full batch runs.
 
     Attributes:
         model: the model by queue length.
@@ -121,9 +138,6 @@ class AgeModel:
             probability of (k, x) after a batch of b is ends[b - 1, x] * after[k - 1, x]; (B_max, ages).
         ends: see `after`; (B_max, ages).
         idle: probability that no request arrives during a batch of b; (B_max,).
-        overflow: completions with requests that waited since before the service.
-        visits: mean visits of each W before the next U, after a batch of b; (B_max, W).
-        at_once: the chain if every queue is launched at once.
     """
 
     model: Model
@@ -135,6 +149,27 @@ class AgeModel:
     after: Floats
     ends: Floats
     idle: Floats
+
+    @cached_property
+    def steps(self) -> Steps:
+        """Those between the ages; (ages - 1,) each."""
+        rate = self.model.arrival_rate
+        arrivals = rate * np.diff(self.ages)
+        stay = np.exp(-arrivals)
+        later = later_weight(arrivals, stay)
+        return Steps(stay, 1.0 - stay - later, later, (1.0 - stay) / rate)
+
+
+@dataclass(frozen=True, eq=False)
+class AgeModel(Ages):
+    """The model in arrays.
+
+    Attributes:
+        overflow: completions with requests that waited since before the service.
+        visits: mean visits of each W before the next U, after a batch of b; (B_max, W).
+        at_once: the chain if every queue is launched at once.
+    """
+
     overflow: Overflow
     visits: Floats
     at_once: Chain
@@ -165,12 +200,16 @@ def build_age_model(problem: Problem, limits: tuple[float, ...]) -> AgeModel:
     mass = probabilities[:, 1 : len(sizes) + 1].sum(axis=1)
     ends *= (mass / np.maximum((ends @ after.T).sum(axis=1), np.finfo(float).tiny))[:, None]
     capped = int(np.searchsorted(ages, _cap(model, limits)))
-    nothing = np.zeros(0, dtype=np.intp)
-    base = AgeModel(
-        *(model, limits, ages, capped, late, late_at_arrival, after, ends, probabilities[:, 0]),
-        Overflow(nothing, nothing, np.zeros(0), nothing, np.zeros(0), np.zeros((0, len(limits)))),
-        np.zeros((0, 0)),
-        Chain(np.zeros((0, 0)), np.zeros((0, 0)), np.zeros(0)),
+    base = Ages(
+        model=model,
+        limits=limits,
+        ages=ages,
+        capped=capped,
+        late=late,
+        late_at_arrival=late_at_arrival,
+        after=after,
+        ends=ends,
+        idle=probabilities[:, 0],
     )
     return _with_overflow(base, probabilities, reach)
 
@@ -184,8 +223,8 @@ def _ages(model: Model, limits: tuple[float, ...]) -> Floats:
     """Return the grid of ages: finer within the longest service time, and both sides of every jump.
 
     Service times that vary by more than a step of the grid have no jumps. Above a B_max of 128 the grid gets coarser in
-    proportion, because an arrival matters less: for 256 the power is up to 0.1 per cent lower than with twice as many
-    ages, and than simulated. The grid ends at the cap, or at the oldest age after a service if that is later.
+    proportion, because an arrival matters less. The power for 256 is then up to 0.1 per cent lower than with twice as
+    many ages, and than simulated. The grid ends at the cap, or at the oldest age after a service if that is later.
     """
     cap, longest = _cap(model, limits), float(model.service_times.max())
     cv = sqrt(_squared_cv(model))
@@ -255,7 +294,7 @@ def _standard_deviations(model: Model) -> Floats:
     return np.sqrt(np.maximum(2.0 * model.half_second_moment[1:] - model.service_times**2, 0.0))
 
 
-def _with_overflow(base: AgeModel, probabilities: Floats, reach: int) -> AgeModel:
+def _with_overflow(base: Ages, probabilities: Floats, reach: int) -> AgeModel:
     """Add everything about requests that wait while a full batch runs."""
     model, full = base.model, base.model.max_batch_size
     rate, numbers = model.arrival_rate, np.arange(1, reach + 1)[:, None]
@@ -291,10 +330,11 @@ def _with_overflow(base: AgeModel, probabilities: Floats, reach: int) -> AgeMode
     visits = np.asarray(np.linalg.solve(between.T, transitions[:full].T).T, dtype=np.float64)
     overflow, times = _overflow(base, ended, late), model.service_times[sizes - 1]
     at_once = _at_once(base, overflow, visits, costs, times)
-    return replace(base, overflow=overflow, visits=visits, at_once=at_once)
+    known = {each.name: getattr(base, each.name) for each in fields(base)}
+    return AgeModel(**known, overflow=overflow, visits=visits, at_once=at_once)
 
 
-def _at_once(base: AgeModel, overflow: Overflow, visits: Floats, costs: Floats, times: Floats) -> Chain:
+def _at_once(base: Ages, overflow: Overflow, visits: Floats, costs: Floats, times: Floats) -> Chain:
     """Return the chain if every queue is launched at once, given the costs and times of each launch; U, then W."""
     full = base.model.max_batch_size
     transitions = np.zeros((len(times), full))
@@ -359,7 +399,7 @@ def _between_overflows(ended: _Completions, above: Region, widths: Floats, full:
     return transitions
 
 
-def _overflow(base: AgeModel, ended: _Completions, late: Floats) -> Overflow:
+def _overflow(base: Ages, ended: _Completions, late: Floats) -> Overflow:
     """Return the completions with at most B_max requests waiting, some of which remained."""
     full = base.model.max_batch_size
     number = ended.remaining + ended.arrived
@@ -374,7 +414,7 @@ def _overflow(base: AgeModel, ended: _Completions, late: Floats) -> Overflow:
     return Overflow(first, ended.state[chosen] - full, ended.weight[chosen], node, part, (late[:, chosen] - uniform).T)
 
 
-def _overflow_late(base: AgeModel, ended: _Completions) -> Floats:
+def _overflow_late(base: Ages, ended: _Completions) -> Floats:
     """Return the mean number of late requests of a launch at once, by limit and completion."""
     model = base.model
     launched = np.minimum(ended.remaining + ended.arrived, model.max_batch_size)
@@ -439,10 +479,7 @@ def _waiting_adds(ages: AgeModel, n: int, waiting: Region, until: int, above: Fl
     if until == 0:
         return value
     steps = min(until, len(ages.ages) - 1)
-    arrivals = rate * np.diff(ages.ages[: steps + 1])
-    stay = np.exp(-arrivals)
-    later = later_weight(arrivals, stay)
-    sooner, idle = 1.0 - stay - later, (1.0 - stay) / rate
+    stay, sooner, later, idle = (each[:steps] for each in ages.steps)
     shown = slice(steps + 1)
     late = ages.late[:, n - 1, shown]
     late_above = np.where(waiting[1, shown], ages.late[:, n, shown], ages.late_at_arrival[:, n, shown])
@@ -535,10 +572,7 @@ def improved(ages: AgeModel, bias: Floats, gain: float, holding: float, prices: 
         prices: of a late request, by limit.
     """
     model, full = ages.model, ages.model.max_batch_size
-    rate, step = model.arrival_rate, np.diff(ages.ages)
-    stay = np.exp(-rate * step)
-    later = later_weight(rate * step, stay)
-    sooner, idle = 1.0 - stay - later, (1.0 - stay) / rate
+    rate, (stay, sooner, later, idle) = model.arrival_rate, ages.steps
     launch, at_arrival = (
         bias[:, None] + sum(price * each for price, each in zip(prices, late, strict=True))
         for late in (ages.late, ages.late_at_arrival)

@@ -67,9 +67,9 @@ class History:
             tally[0] += 1
             tally[1] += service
         if energy is not None:
-            series.now.joules = energy if series.now.joules is None else series.now.joules + energy
+            series.now.joules = energy + (series.now.joules or 0.0)
         if cpu_time is not None:
-            series.now.cpu_time = cpu_time if series.now.cpu_time is None else series.now.cpu_time + cpu_time
+            series.now.cpu_time = cpu_time + (series.now.cpu_time or 0.0)
         series.batches.append({"t": round(time.time() - service, 3), **batch.facts()})
 
     def requests_completed(self, model: str, responses: Sequence[float]) -> None:
