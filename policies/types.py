@@ -170,11 +170,17 @@ class MaxAges:
         max_age: s, for queue length 0, 1, 2, ...; the last repeats; 0 launches at once, infinity never.
         probability: with which `others` is used for a batch; drawn by the id of its oldest request.
         others: the second table; empty without one.
+        max_batch_size: the largest batch, if it is below that of the device; None: the device's.
     """
 
     max_age: Sequence[float]
     probability: float = 0.0
     others: Sequence[float] = ()
+    max_batch_size: int | None = None
+
+    def largest(self, of_device: int) -> int:
+        """The largest batch on a device with this one."""
+        return of_device if self.max_batch_size is None else min(self.max_batch_size, of_device)
 
 
 @dataclass(frozen=True, slots=True)

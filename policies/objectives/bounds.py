@@ -5,7 +5,7 @@ Percentiles are kept by a table of maximum ages (ages.py), which needs the least
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from itertools import pairwise
+from dataclasses import replace
 from math import inf
 
 from policies.objectives.frontier import (
@@ -20,7 +20,7 @@ from policies.objectives.frontier import (
 from policies.objectives.trial import simulated_percentile
 from policies.percentile.ages import AgeSolution, ResponseBounds, solve_ages
 from policies.profile import Profile
-from policies.solver.model import Problem, is_within_largest_load
+from policies.solver.model import LARGEST_LOAD, Problem, build_model, is_within_largest_load
 from policies.solver.solver import Solution
 from policies.types import ParameterError, SpecError
 
@@ -97,9 +97,10 @@ def solve_within(
 ) -> Solution:
     """Return the policy of least power within a bound (for a power cap: of least mean response time).
 
-    A table of maximum ages always launches all requests, at most B_max. Where a smaller batch may be better, because
-    it has a higher throughput or takes less energy a request, a table of batch sizes is tried, too. Above a B_max of
-    256 or a load of 0.98 one percentile is kept by a table of batch sizes.
+    A table of maximum ages always launches all requests, at most a largest batch: B_max, the size of the highest
+    throughput, or that of the least power a request, whichever takes the least power. If none of these keeps the bound,
+    it is the largest power of 2 that does. Above a B_max of 256 or a load of 0.98 one percentile is kept by a table of
+    batch sizes.
 
     Args:
         problem: the system; its w2 is ignored.
@@ -109,38 +110,40 @@ def solve_within(
         seed: seed of that simulation.
 
     Raises:
-        UnreachableError: no policy keeps the bound. Where both forms are tried, `nearest` is the better one.
+        UnreachableError: no policy keeps the bound.
         SpecError: the bound is invalid.
     """
     if not isinstance(bound, ResponseBounds):
         return choose_weight(problem, bound, mixed)
-    limit, share = bound.shares[0]
-    one = ShareBound(limit, share, simulated_percentile(share, requests, seed))
-    single = len(bound.shares) == 1 and bound.mean == inf
     large = problem.truncated_profile.max_batch_size > _LARGEST or not is_within_largest_load(problem)
-    if single and large:
-        return choose_weight(problem, one, mixed)
-    found, kept = solve_ages(problem, bound, mixed)
-    if single and not _largest_is_best(problem):
-        try:
-            other = choose_weight(problem, one, mixed)
-        except UnreachableError as error:
-            if not kept and one.percentile(problem, error.nearest) < one.percentile(problem, found):
-                raise
-        else:
-            if not kept or other.mean_power < found.mean_power:
-                return other
-    if not kept:
-        raise UnreachableError(_unreachable(bound, found), found)
-    return found
-
-
-def _largest_is_best(problem: Problem) -> bool:
-    """Return whether a larger batch never has a lower throughput, nor takes more of the resource a request."""
+    if large and len(bound.shares) == 1 and bound.mean == inf:
+        limit, share = bound.shares[0]
+        return choose_weight(problem, ShareBound(limit, share, simulated_percentile(share, requests, seed)), mixed)
     profile = problem.truncated_profile
-    times = [time / b for b, time in enumerate(profile.service_times, 1)]
-    costs = [cost / b for b, cost in enumerate(profile.costs, 1)]
-    return all(low >= high for values in (times, costs) for low, high in pairwise(values))
+    sizes = range(problem.min_batch_size, profile.max_batch_size + 1)
+    fastest = min(sizes, key=lambda b: profile.service_time(b) / b)
+    cheapest = min(sizes, key=lambda b: profile.costs[b - 1] / b)
+    stable = {b for b in sizes if problem.arrival_rate * profile.service_time(b) <= LARGEST_LOAD * b}
+    first = {fastest} | stable & {sizes[-1], cheapest}
+    found = [_ages_up_to(largest, problem, bound, mixed) for largest in sorted(first, reverse=True)]
+    others = (2**k for k in reversed(range(len(sizes).bit_length())))
+    while not any(kept for _, kept in found) and (smaller := next(others, None)) is not None:
+        if smaller in stable - first:
+            found.append(_ages_up_to(smaller, problem, bound, mixed))
+    within = [solution for solution, kept in found if kept]
+    if within:
+        return min(within, key=lambda solution: solution.mean_power)
+    nearest = min((solution for solution, _ in found), key=lambda solution: bound.excess(solution.bounded))
+    raise UnreachableError(_unreachable(bound, nearest), nearest)
+
+
+def _ages_up_to(largest: int, problem: Problem, bound: ResponseBounds, mixed: bool) -> tuple[AgeSolution, bool]:
+    """Solve for batches of at most `largest`; the load of the result is that of the problem."""
+    if largest == problem.truncated_profile.max_batch_size:
+        return solve_ages(problem, bound, mixed)
+    found, kept = solve_ages(replace(problem, max_batch_size=largest), bound, mixed)
+    ages = replace(found.max_ages, max_batch_size=largest)
+    return replace(found, max_ages=ages, load=build_model(problem).load), kept
 
 
 def _unreachable(bounds: ResponseBounds, nearest: AgeSolution) -> str:

@@ -149,6 +149,7 @@ class _RowFile(_ActionsFile):
     arrival_rate_hz: _Rate
     load: _Rate
     w2: _Figure = 0.0
+    max_batch_size: Annotated[int, Field(ge=1, le=4096)] | None = None
     mix: _MixFile | None = None
     mean_response_time_ms: _Figure | None = None
     mean_power_w: _Figure | None = None
@@ -162,9 +163,11 @@ class _RowFile(_ActionsFile):
         return [self] if self.mix is None else [self, self.mix]
 
     @model_validator(mode="after")
-    def _check_mix(self) -> Self:
+    def _check_tables(self) -> Self:
         if len({table.batch_size is None for table in self.tables}) > 1:
             raise ValueError("both tables of a mix must have batch_size, or max_age_ms")
+        if self.max_batch_size is not None and self.max_age_ms is None:
+            raise ValueError("max_batch_size of a row belongs to max_age_ms; leave it out, or give max_age_ms")
         return self
 
 
@@ -215,7 +218,8 @@ def _row_of_file(row: _RowFile, largest: int) -> TableRow:
     mix, ages = row.mix, None
     if row.max_age_ms is not None:
         others = () if mix is None else _seconds(mix.max_age_ms or ())
-        ages = MaxAges(_seconds(row.max_age_ms), 0.0 if mix is None else mix.probability, others)
+        probability = 0.0 if mix is None else mix.probability
+        ages = MaxAges(_seconds(row.max_age_ms), probability, others, row.max_batch_size)
     return TableRow(
         arrival_rate=row.arrival_rate_hz,
         load=row.load,
@@ -270,6 +274,8 @@ def to_json(table: PolicyTable) -> str:
 def ages_json(ages: MaxAges) -> dict[str, Any]:
     """Return max_age_ms, and mix if there is one, as in policy files and JSON results."""
     table: dict[str, Any] = {"max_age_ms": _milliseconds(ages.max_age)}
+    if ages.max_batch_size is not None:
+        table["max_batch_size"] = ages.max_batch_size
     if ages.others:
         table["mix"] = {"probability": ages.probability, "max_age_ms": _milliseconds(ages.others)}
     return table

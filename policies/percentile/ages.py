@@ -56,7 +56,7 @@ from policies.types import MaxAges, SpecError
 
 _SETTLED = 1e-10  # least relative decrease of the cost by a step of policy iteration
 _STEPS = 30  # of policy iteration, at most; four are usual
-_TABLES = 24  # of a search, at most
+_TABLES = 32  # of a search, at most
 _GAP = 3e-4  # between the power found and the lower bound at which the search ends, as a share
 _HIGHEST = 1e4  # price, in energies of the largest batch, of all late requests that are allowed: only these matter
 _EXACT = 1e-9  # a bound counts as kept if it is exceeded by less than this share of what may be late
@@ -84,6 +84,11 @@ class ResponseBounds:
         """The shares of late requests that are allowed, then the mean response time, s; (limits + 1,)."""
         return np.array([*(1.0 - share for _, share in self.shares), self.mean])
 
+    def excess(self, bounded: Floats) -> float:
+        """Return by how much quantities as in `allowed` exceed the bounds, as a share of the one exceeded most."""
+        finite = np.isfinite(self.allowed)
+        return float(np.max(bounded[finite] / self.allowed[finite])) - 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class AgeSolution(Solution):
@@ -99,6 +104,11 @@ class AgeSolution(Solution):
     max_ages: MaxAges = MaxAges((0.0, 0.0))  # noqa: RUF009  (immutable)
     share_within: tuple[float, ...] = ()
     power_lower_bound: float = inf
+
+    @property
+    def bounded(self) -> Floats:
+        """The quantities of `ResponseBounds.allowed`."""
+        return np.array([*(1.0 - share for share in self.share_within), self.mean_response_time])
 
 
 class Table(NamedTuple):
@@ -170,7 +180,8 @@ class _Search:
         per_second[-1] = highest / float(model.service_times.max()) if self.bounds.mean < inf else 0.0
         for given in (prices, per_second):
             self._add(given)
-            if self.kept(self.tables[0]):
+            powers = [float(table.average[POWER]) for table in self.tables if self.kept(table)]
+            if min(powers, default=inf) - self.lower_bound <= _GAP * self.lower_bound:
                 return
         while len(self.tables) < _TABLES:
             value, prices = self._mix(per_second)
@@ -183,12 +194,7 @@ class _Search:
 
     def kept(self, table: Table) -> bool:
         """Return whether a table keeps the bounds."""
-        return self.excess(table.bounded) <= _EXACT
-
-    def excess(self, bounded: Floats) -> float:
-        """Return by how much the bounds are exceeded, as a share of the bound that is exceeded most."""
-        finite = np.isfinite(self.bounds.allowed)
-        return float(np.max(bounded[finite] / self.bounds.allowed[finite])) - 1.0
+        return self.bounds.excess(table.bounded) <= _EXACT
 
     def _mix(self, highest: Floats) -> tuple[float, Floats]:
         """Mix the tables to the least power within the bounds; return it and the prices, of lateness and holding.
@@ -219,13 +225,13 @@ class _Search:
         rate, allowed = self.ages.model.arrival_rate, self.bounds.allowed
         finite = np.isfinite(allowed)
         self.lower_bound = max(self.lower_bound, gain - rate * float(prices[finite] @ allowed[finite]))
-        first = _thresholds(found.region)
-        if any(np.array_equal(first, table.first) for table in self.tables):
-            return
-        launches = np.arange(len(self.ages.ages)) >= first[:, None]
-        if not np.array_equal(launches, found.region):
-            found = self._evaluated(launches)
-        self.tables.append(Table(first, found.chain, found.average))
+        for first in _thresholds(found.region):
+            if any(np.array_equal(first, table.first) for table in self.tables):
+                continue
+            launches = np.arange(len(self.ages.ages)) >= first[:, None]
+            same = np.array_equal(launches, found.region)
+            evaluated = found if same else self._evaluated(launches)
+            self.tables.append(Table(first, evaluated.chain, evaluated.average))
 
     def _solve(self, prices: Floats) -> tuple[float, "_Evaluated"]:
         """Return the least cost, W, and its policy: policy iteration from the best one that is known."""
@@ -260,7 +266,7 @@ class _Search:
         """
         inside = [table for table in self.tables if self.kept(table)]
         if not inside:
-            nearest = min(self.tables, key=lambda table: self.excess(table.bounded))
+            nearest = min(self.tables, key=lambda table: self.bounds.excess(table.bounded))
             return nearest, nearest, 0.0
         alone = min(inside, key=lambda table: float(table.average[POWER]))
         pairs = [(self._chord(one, two), one, two) for one, two in self._pairs(inside)] if mixed else []
@@ -286,7 +292,7 @@ class _Search:
 
         def excess(probability: float) -> float:
             averages = mixed_average(self.ages, inside.chain, outside.chain, probability)
-            return self.excess(np.append(averages[LATE:], averages[RESPONSE]))
+            return self.bounds.excess(np.append(averages[LATE:], averages[RESPONSE]))
 
         if excess(0.0) >= 0.0:
             return 0.0
@@ -295,8 +301,8 @@ class _Search:
 
 def actions_of_ages(ages: MaxAges, max_batch_size: int) -> tuple[int, ...]:
     """Return the actions of a table of maximum ages for 0, 1, 2, ... requests that have just arrived."""
-    table = ages.max_age
-    return tuple(0 if table[min(n, len(table) - 1)] > 0.0 else n for n in range(max_batch_size + 1))
+    table, largest = ages.max_age, ages.largest(max_batch_size)
+    return tuple(0 if table[min(n, len(table) - 1)] > 0.0 else min(n, largest) for n in range(max_batch_size + 1))
 
 
 def mixed_average(ages: AgeModel, one: Chain, two: Chain, probability: float) -> Floats:
@@ -305,10 +311,15 @@ def mixed_average(ages: AgeModel, one: Chain, two: Chain, probability: float) ->
     return averages_of(ages, mixed)[0]
 
 
-def _thresholds(region: Region) -> Ints:
-    """Return the index of the first age at which each number is launched; it does not increase in the number."""
+def _thresholds(region: Region) -> tuple[Ints, Ints]:
+    """Return the indices of the first ages at which each number is launched, none larger for more requests.
+
+    Where the region's are, the first table lowers those of more requests to those of fewer, and the second one raises
+    those of fewer. With concave service times the region launches a few requests early at ages that so few hardly ever
+    reach: only the second one is near it.
+    """
     first = np.where(region.any(axis=1), region.argmax(axis=1), region.shape[1] - 1)
-    return np.minimum.accumulate(first)
+    return np.minimum.accumulate(first), np.maximum.accumulate(first[::-1])[::-1]
 
 
 def _solution(problem: Problem, search: _Search, table: Table, other: Table, probability: float) -> AgeSolution:
@@ -329,6 +340,7 @@ def evaluate_ages(problem: Problem, table: MaxAges, limits: tuple[float, ...]) -
     Raises:
         SpecError: the load is 1 or more, the table waits for longer than the model.
     """
+    problem = replace(problem, max_batch_size=table.largest(problem.truncated_profile.max_batch_size))
     _check(problem, ResponseBounds(tuple((limit, 0.5) for limit in limits)))
     ages = build_age_model(problem, limits)
     longest = float(ages.ages[ages.capped])

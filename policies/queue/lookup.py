@@ -100,18 +100,19 @@ class Lookup:
     def decide(self, state: State, /) -> Action:
         """Look the action up; decide again once the rate has decayed without arrivals."""
         row = self._row(state) if state.rates else self.rows[0]
-        n = len(state.waiting)
+        n, largest = len(state.waiting), self.max_batch_size
         if row is not None and row.max_ages is not None:
             due = state.waiting[0].arrival + self._max_age(row.max_ages, state)
             if state.now < due:
                 return Wait(min(due, state.reevaluate_at))
+            largest = row.max_ages.largest(largest)
             row = None
         size = n if row is None else self._action(row, state)
         if size == 0:
             return Wait(state.reevaluate_at)
         if self.uses_slowdown and state.slowdown > 1.0:
             size = n
-        return launch_oldest(state, min(size, self.max_batch_size), self.max_batch_size)
+        return launch_oldest(state, min(size, largest), self.max_batch_size)
 
     def action_table(self, arrival_rate: float | None) -> ActionTable | None:
         """The row of this rate, with the factor 1; None for a table of maximum ages."""

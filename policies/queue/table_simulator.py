@@ -48,7 +48,7 @@ def simulate_ages(table: MaxAges, device: ServiceModel, instants: Instants, seed
 
     Args:
         table: the table.
-        device: its largest batch is that of the table.
+        device: its largest batch is that of the table, unless the table has a smaller one.
         instants: of the arrivals; a request's id, on which the draws of a mix depend, is its index.
         seed: seed of the draws.
     """
@@ -147,7 +147,7 @@ def _serve_by_age(
     table: MaxAges, device: ServiceModel, arrivals: list[float], seed: int
 ) -> tuple[list[float], list[float], list[int]]:
     """Return start and finish, s, and size of each batch."""
-    largest, service_time = device.max_batch_size, device.service_time
+    largest, service_time = table.largest(device.max_batch_size), device.service_time
     first, second = table.max_age, table.others or table.max_age
     mixed = first != second
     starts: list[float] = []
@@ -168,7 +168,7 @@ def _serve_by_age(
             if due <= now:
                 break
             if due == inf and arrived == total:  # drain after the last arrival
-                first = second = (0.0, 0.0)
+                first, second, largest = (0.0, 0.0), (0.0, 0.0), device.max_batch_size
                 break
             now = min(due, arrivals[arrived])
         size = min(length, largest)

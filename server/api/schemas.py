@@ -155,6 +155,7 @@ class PolicyRow(_Body):
     load: float
     batch_size: list[Count] = []
     max_age_ms: list[float] = []
+    max_batch_size: int | None = None
     mix: PolicyMix | None = None
     share_within: list[float] = []
     power_lower_bound_w: float | None = None

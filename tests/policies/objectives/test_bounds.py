@@ -6,8 +6,10 @@ import pytest
 
 from policies.objectives.bounds import parse_bounds, solve_within
 from policies.objectives.frontier import MeanBound, ShareBound, UnreachableError
-from policies.percentile.ages import AgeSolution, ResponseBounds
+from policies.objectives.trial import Trial
+from policies.percentile.ages import AgeSolution, ResponseBounds, evaluate_ages
 from policies.profile import Profile, load_profile
+from policies.queue.simulator import share_within
 from policies.solver.model import Problem
 from policies.types import SpecError
 
@@ -45,11 +47,18 @@ def test_a_percentile_is_kept_by_ages_unless_batches_are_very_large() -> None:
     assert not isinstance(solve_within(Problem(wide, 0.3 * wide.capacity), bound), AgeSolution)
 
 
-def test_smaller_batches_are_tried_where_they_may_be_better() -> None:
-    problem = Problem(STEP, 0.9 * STEP.capacity)
-    found = solve_within(problem, parse_bounds([("slo_share", "6:0.9")]))
-    assert not isinstance(found, AgeSolution)
-    assert found.batch_size[-1] == 8
+@pytest.mark.parametrize(("times", "limit"), [((2e-3, 4e-3), 6), ((2e-3, 5e-3), 12)])
+def test_smaller_batches_are_tried_where_they_may_be_better(times: tuple[float, float], limit: float) -> None:
+    profile = replace(STEP, service_times=tuple(times[b > 8] for b in range(1, 17)))
+    problem = Problem(profile, 0.8 * profile.capacity)
+    found = solve_within(problem, parse_bounds([("slo_share", f"{limit}:0.9")]))
+    assert isinstance(found, AgeSolution)
+    assert found.max_ages.max_batch_size == found.batch_size[-1] == 8
+    assert found.load == pytest.approx(0.8)
+    simulated = Trial(problem, 100_000).run(found)
+    assert simulated.batch_sizes.max() == 8
+    assert share_within(simulated.responses, limit / 1e3).value == pytest.approx(found.share_within[0], abs=0.01)
+    assert evaluate_ages(problem, found.max_ages, (limit / 1e3,)).mean_power == pytest.approx(found.mean_power)
 
 
 def test_an_unreachable_percentile_says_how_near_it_comes() -> None:
@@ -58,11 +67,11 @@ def test_an_unreachable_percentile_says_how_near_it_comes() -> None:
     assert isinstance(caught.value.nearest, AgeSolution)
 
 
-def test_the_nearest_policy_is_a_table_of_batch_sizes_where_launching_all_is_too_slow() -> None:
+def test_the_nearest_policy_has_smaller_batches_where_launching_all_is_too_slow() -> None:
     slow = replace(STEP, service_times=tuple(2e-3 if b <= 8 else 8e-3 for b in range(1, 17)))
     with pytest.raises(UnreachableError) as caught:
         solve_within(Problem(slow, 0.95 * slow.capacity), parse_bounds([("slo_p95_ms", "2.5")]))
     nearest = caught.value.nearest
-    assert not isinstance(nearest, AgeSolution)
-    assert max(nearest.batch_size) == 8
+    assert isinstance(nearest, AgeSolution)
+    assert nearest.max_ages.max_batch_size == max(nearest.batch_size) == 8
     assert nearest.mean_response_time < 0.02

@@ -72,6 +72,14 @@ def test_a_table_of_maximum_ages_is_written_and_read() -> None:
     assert (again.share_within, again.power_lower_bound) == ((0.95, 0.99), 20.5)
 
 
+def test_the_largest_batch_of_a_row_of_ages_is_written_and_read() -> None:
+    ages = row(max_age_ms=[0, 7.5, 0], max_batch_size=1)
+    del ages["batch_size"]
+    again = parse_table(to_json(parse_table(file(ages), "a")), "b").rows[0]
+    assert again.max_ages == MaxAges((0.0, 0.0075, 0.0), max_batch_size=1)
+    assert again.batch_size == (0, 0, 1)
+
+
 def test_ages_that_never_launch_are_written_and_read() -> None:
     ages = row(max_age_ms=[0, 1e300, 6, 0])
     del ages["batch_size"]
@@ -105,6 +113,7 @@ def test_a_mix_is_written_and_read() -> None:
         (file(row(arrival_rate_hz=float("nan"))), "arrival_rate_hz"),
         (file(row(), row()), "ascend"),
         (file(row(mix={"probability": 1.5, "batch_size": [0, 1]})), "probability"),
+        (file(row(max_batch_size=2)), "belongs to max_age_ms"),
         (file(row(mix={"probability": 0.5, "batch_size": [0, 2]})), "action 2 at queue length 1"),
     ],
 )

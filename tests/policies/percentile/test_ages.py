@@ -136,6 +136,19 @@ def test_large_batches_are_as_near_to_the_lower_bound(problem: Problem) -> None:
     assert found.power_lower_bound <= found.mean_power <= 1.01 * found.power_lower_bound
 
 
+@pytest.mark.parametrize("load", [0.2, 0.5, 0.8])
+def test_concave_service_times_are_as_near_to_the_lower_bound(load: float) -> None:
+    sizes = np.arange(1, 33)
+    times, joules = (1e-3 * sizes**0.7 + 1e-3).tolist(), (0.3 * sizes**0.6 + 0.05).tolist()
+    concave = Profile("concave", tuple(times), energies=tuple(joules))
+    problem, limit = Problem(concave, load * concave.capacity), 2.0 * times[-1]
+    found, kept = solve_ages(problem, ResponseBounds(((limit, 0.95),)))
+    assert kept
+    assert found.power_lower_bound <= found.mean_power <= 1.01 * found.power_lower_bound
+    simulated = share_within(Trial(problem, 200_000, 3).run(found).responses, limit)
+    assert found.share_within[0] == pytest.approx(simulated.value, abs=4.0 * simulated.standard_error + 2.5e-3)
+
+
 def test_a_coarser_grid_of_ages_for_large_batches_has_the_same_averages(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = long_batches(0.5)
     table = solved(problem, within(29.6, 0.95))[0].max_ages

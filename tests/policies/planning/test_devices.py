@@ -6,7 +6,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from policies.objectives.frontier import MeanBound, UnreachableError, choose_weight, parse_bound
+from policies.objectives.frontier import MeanBound, ShareBound, UnreachableError, choose_weight, parse_bound
+from policies.objectives.trial import simulated_percentile
 from policies.percentile.ages import ResponseBounds
 from policies.planning import devices
 from policies.planning.devices import CapacityProblem, plan_capacity, simulate_fleet
@@ -51,7 +52,8 @@ def test_the_fewest_devices_that_keep_the_bound_are_found(rate: float, mean: flo
 
 def test_tables_of_batch_sizes_are_chosen_by_the_simulation_that_is_shown() -> None:
     step = Profile("step", tuple(2e-3 if b <= 8 else 8e-3 for b in range(1, 17)))
-    planning = CapacityProblem(Problem(step, 40_000.0), ResponseBounds(((0.005, 0.95),)), DEVICES, True, 300, 0)
+    bound = ShareBound(0.005, 0.95, simulated_percentile(0.95, 300, 0))
+    planning = CapacityProblem(Problem(step, 40_000.0), bound, DEVICES, True, 300, 0)
     rows = plan_capacity(planning).candidates
     assert any(row.kept for row in rows)
     assert all(row.kept == (row.percentile <= 0.005) for row in rows)

@@ -137,7 +137,7 @@ function drawPolicy(element, view, trail) {
 
 // a table of maximum ages: for each queue length the ages of the oldest request at which it waits, and launches
 function drawAges(element, view, row, trail, batches) {
-  const c = colors(), ages = row.max_age_ms, top = view.profile.max_batch_size, last = ages.length;
+  const c = colors(), ages = row.max_age_ms, top = row.max_batch_size ?? view.profile.max_batch_size, last = ages.length;
   const reached = batches.map((b) => b.waited_ms), slo = view.objective_ms ?? 0;
   const highest = 1.1 * Math.max(slo, ...ages.filter((age) => age <= 2 * slo || !slo)) || 1, x = Array.from({ length: last }, (_, i) => i + 1);
   const from = x.map((n) => Math.min(ages[Math.min(n, last - 1)], highest));
