@@ -1,8 +1,9 @@
 """A bound on a percentile on a CPU, kept with the least CPU time: real models, live, beside greedy and fixed timeouts.
 
-For each model one server measures its profile first. Then, for each bound, a multiple of l(1), and each load, the same
-arrivals are sent under three policies in turns: greedy, the fixed timeout that keeps the bound with the least CPU time
-in a simulation of the measured profile, and the solved policy. Of each: the share of the requests answered within the
+For each model one server measures its profile first, and learns it again from batches under load, beside the client on
+the same cores. Then, for each bound, a multiple of the learned l(1), and each load, the same arrivals are sent under
+three policies in turns: greedy, the fixed timeout that keeps the bound with the least CPU time in a simulation of the
+learned profile, and the solved policy. Of each: the share of the requests answered within the
 bound as clients see it, and the CPU time of the worker a request, beside what the model predicts for both, and the
 lower bound of any policy. A bound that the solver cannot keep is said. The record is written after each cell.
 """
@@ -48,7 +49,8 @@ MODELS = ("Classifier", "Encoder", "VoiceDetector")
 FACTORS, LOADS, SHARE = (2.0, 4.0, 8.0), (0.2, 0.5, 0.7), 0.95
 _LARGEST = 16
 _TUNED_OVER, _TIMEOUTS = 20_000, 24  # requests of a simulation; timeouts tried within a bound
-_WARM = 10.0  # s of each cell that do not count
+_WARM = 5.0  # s of each cell that do not count
+_LEARNING = 60.0  # s of greedy batches at half the capacity, before the profile is read
 
 
 @contextmanager
@@ -122,9 +124,12 @@ def _cells(model: str, chosen: Any) -> list[dict[str, Any]]:
     sent, rows = bodies(model, TRACE), list[dict[str, Any]]()
     with _server(model) as server:
         calls = [Target(server.process.pid, f"{server.url}/predict").call(body) for body in sent]
+        server.set_policy("model", "greedy")
+        half = profile_of(server).capacity / 2.0
+        measured(server, calls, half, round(_LEARNING * half), 0)
+        profile = profile_of(server)
         for factor in chosen.factors:
             for load in chosen.loads:
-                profile = profile_of(server)
                 limit, rate = factor * profile.service_time(1), load * profile.capacity
                 problem = Problem(profile, rate, service=measured_service(profile))
                 policies = predicted(problem, limit)
