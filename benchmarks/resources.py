@@ -3,9 +3,9 @@
 For each model one server measures its profile first, and learns it again from batches under load, beside the client on
 the same cores. Then, for each bound, a multiple of the learned l(1), and each load, the same arrivals are sent under
 three policies in turns: greedy, the fixed timeout that keeps the bound with the least CPU time in a simulation of the
-learned profile, and the solved policy. Of each: the share of the requests answered within the
-bound as clients see it, and the CPU time of the worker a request, beside what the model predicts for both, and the
-lower bound of any policy. A bound that the solver cannot keep is said. The record is written after each cell.
+learned profile, and the solved policy. Of each: the share of the requests answered within the bound as clients see it,
+and the CPU time of the worker a request, beside what the model predicts for both, and the lower bound of any policy. A
+bound that the solver cannot keep is said. The record is written after each cell.
 """
 
 import json

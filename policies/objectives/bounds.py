@@ -126,10 +126,11 @@ def solve_within(
     stable = {b for b in sizes if problem.arrival_rate * profile.service_time(b) <= LARGEST_LOAD * b}
     first = {fastest} | stable & {sizes[-1], cheapest}
     found = [_ages_up_to(largest, problem, bound, mixed) for largest in sorted(first, reverse=True)]
-    others = (2**k for k in reversed(range(len(sizes).bit_length())))
-    while not any(kept for _, kept in found) and (smaller := next(others, None)) is not None:
-        if smaller in stable - first:
-            found.append(_ages_up_to(smaller, problem, bound, mixed))
+    for power in reversed(range(sizes[-1].bit_length())):
+        if any(kept for _, kept in found):
+            break
+        if 2**power in stable - first:
+            found.append(_ages_up_to(2**power, problem, bound, mixed))
     within = [solution for solution, kept in found if kept]
     if within:
         return min(within, key=lambda solution: solution.mean_power)

@@ -98,7 +98,7 @@ class AgeSolution(Solution):
         max_ages: the policy.
         share_within: the share of the requests that is answered within each limit.
         power_lower_bound: W; no policy that decides by queue length and age of the oldest request and keeps the bounds
-            takes less, in the model. Infinite if none keeps them.
+            takes less, in the model with this largest batch. Infinite if none keeps them.
     """
 
     max_ages: MaxAges = MaxAges((0.0, 0.0))  # noqa: RUF009  (immutable)
@@ -314,9 +314,9 @@ def mixed_average(ages: AgeModel, one: Chain, two: Chain, probability: float) ->
 def _thresholds(region: Region) -> tuple[Ints, Ints]:
     """Return the indices of the first ages at which each number is launched, none larger for more requests.
 
-    Where the region's are, the first table lowers those of more requests to those of fewer, and the second one raises
-    those of fewer. With concave service times the region launches a few requests early at ages that so few hardly ever
-    reach: only the second one is near it.
+    Where the age of more requests is larger in the region, the first table lowers it to that of fewer, and the second
+    table raises that of fewer. With concave service times the region launches a few requests early, at ages that so few
+    hardly ever reach. Only the second table is near such a region.
     """
     first = np.where(region.any(axis=1), region.argmax(axis=1), region.shape[1] - 1)
     return np.minimum.accumulate(first), np.maximum.accumulate(first[::-1])[::-1]

@@ -112,7 +112,7 @@ class Lookup:
             return Wait(state.reevaluate_at)
         if self.uses_slowdown and state.slowdown > 1.0:
             size = n
-        return launch_oldest(state, min(size, largest), self.max_batch_size)
+        return launch_oldest(state, min(size, largest), largest)
 
     def action_table(self, arrival_rate: float | None) -> ActionTable | None:
         """The row of this rate, with the factor 1; None for a table of maximum ages."""

@@ -251,16 +251,17 @@ AGES = st.lists(st.sampled_from([0.0, 0.002, 0.004, 0.005, 0.03, inf]), min_size
     AGES,
     AGES,
     st.sampled_from([0.0, 0.4, 1.0]),
-    st.tuples(st.integers(1, 6), st.none() | st.integers(1, 6)),
+    st.integers(1, 6),
+    st.none() | st.integers(1, 6),
 )
 def test_maximum_ages_are_simulated_as_the_policy_decides(
     between: list[float],
     first: tuple[float, ...],
     second: tuple[float, ...],
     probability: float,
-    batches: tuple[int, int | None],
+    largest: int,
+    within: int | None,
 ) -> None:
-    largest, within = batches
     profile, instants = P4.truncated(largest), np.cumsum(between)
     ages = MaxAges(first, probability, second, within)
     fast = simulate_ages(ages, device(profile), instants)
