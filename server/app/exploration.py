@@ -22,15 +22,13 @@ _POLL_INTERVAL = 0.25  # s, at which a pause of the calls is noticed
 _FEW, _WORTH = 4, 1.1  # size from which larger batches are tried only if it has this many times the rate of one
 _LONGEST = 4.0  # largest expected time of a batch that is tried, over that of one request: a call may have to wait
 _REST = 19.0  # time for other batches after one of these, of its service time
-_THREADS_INTERVAL = 5.0  # s between two looks at the service time of one request
+_THREADS_INTERVAL = 2.0  # s between two looks at the service time of one request
 _THREADS_AGE = 300.0  # s after which the threads are compared again in any case
-_FEWER_AGE = 60.0  # the same with fewer threads than processors: what took the others may have ended
 _CHANGED = 1.5  # relative change of that time with which they are compared again
-_SETTLED = 30.0  # s after a comparison in which that time is learned with the threads in use
-_TRIALS = 5  # of each number of threads, of which the median counts
-_FEWER, _MORE = 1.5, 1.2  # time with the number in use over that with fewer or more, from which those are used
-_LONGEST_REST = 2.0  # s after a trial, so that a device that is slowed down many times is not left so for minutes
-_FEWEST_TRIALS = 2  # of each number, if another one is that much faster
+_SETTLED = 15.0  # s after a comparison in which that time is learned with the threads in use
+_TRIALS = 3  # of each number of threads, of which the median counts
+_FEWER, _MORE = 1.5, 1.1  # time with the number in use over that with fewer or more, from which those are used
+_LONGEST_REST = 1.0  # s after a trial, so that a device that is slowed down many times is not left so for minutes
 
 _T = TypeVar("_T")
 
@@ -103,16 +101,15 @@ class Exploration:
         """Compare numbers of threads when the time of one request has changed, and every few minutes.
 
         Threads of a batch wait for each other: while another process takes a processor, a batch on all processors can
-        take several times as long as one on fewer.
+        take several times as long as one on fewer. Until all are used again, they are compared all the time, since the
+        other process may have ended.
         """
         while True:
             known, compared = dispatcher.learned(model).service_times[0], monotonic()
-            device = self._device(model, dispatcher)
-            fewer = device is not None and (device.threads or 0) < available_cpus()
-            age = _FEWER_AGE if fewer else _THREADS_AGE
             while (  # noqa: ASYNC110  (no event signals that the time has changed)
-                1.0 / _CHANGED < dispatcher.learned(model).service_times[0] / known < _CHANGED
-                and monotonic() < compared + age
+                not self._fewer(model, dispatcher)
+                and 1.0 / _CHANGED < dispatcher.learned(model).service_times[0] / known < _CHANGED
+                and monotonic() < compared + _THREADS_AGE
             ):
                 await asyncio.sleep(_THREADS_INTERVAL)
             try:
@@ -121,6 +118,11 @@ class Exploration:
             except Exception as error:  # noqa: BLE001  (such as a process that died; it is compared again)
                 _log.warning("%s: numbers of threads could not be compared: %s", model, one_line(error))
             await asyncio.sleep(_SETTLED)
+
+    def _fewer(self, model: str, dispatcher: Dispatcher) -> bool:
+        """Whether a model uses fewer threads than there are processors."""
+        device = self._device(model, dispatcher)
+        return device is not None and device.threads is not None and device.threads < available_cpus()
 
     async def _compare_threads(self, model: str, dispatcher: Dispatcher) -> None:
         """Time one request with several numbers of threads, and use a better one; not while a model is loaded."""
@@ -132,16 +134,14 @@ class Exploration:
         times: dict[int, list[float]] = {count: [] for count in counts}
         sample = sample_alone(served, served.codec.middle_length)
         batch = Batch(model, uploaded(backend.executor, served.id, sample), id=served.id)
-        while True:
+        for _ in range(_TRIALS):
             for count, took in times.items():
                 if dispatcher.accounting.shared or backend.devices.of(served.id) is not device:
                     return
                 began = monotonic()
                 took.append(await _between(backend, model, partial(device.time_with, count, batch)))
                 await asyncio.sleep(min(_REST * (monotonic() - began), _LONGEST_REST))
-            count = better_threads(times, present)
-            if len(times[present]) >= (_FEWEST_TRIALS if count < present else _TRIALS):
-                break
+        count = better_threads(times, present)
         if count != present:
             await _between(backend, model, partial(device.use_threads, count))
             text = ", ".join(f"{1e3 * median(took):.3g} ms with {each}" for each, took in times.items())
@@ -171,7 +171,7 @@ async def _between(backend: Backend, model: str, work: Callable[[], _T]) -> _T:
 def better_threads(times: Mapping[int, Sequence[float]], present: int) -> int:
     """The number of threads to use, by the median times of each, s.
 
-    Fewer are used if the present number takes 1.5 times as long, more if it takes 1.2 times as long: a processor that
+    Fewer are used if the present number takes 1.5 times as long, more if it takes 1.1 times as long: a processor that
     other work takes for a moment should not be given up. Each change is to a faster number, so that the same times
     never lead back.
     """

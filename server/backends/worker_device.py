@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -23,7 +24,7 @@ from server.workers.worker import Lane, ModelWorker, WorkerProcess, shared_memor
 
 _log = logging.getLogger("batchwright.model")
 _WORTH = 1.1  # time with one processor left free, over that with all, up to which it is left free
-_BATCHES = 5  # of which the fastest counts
+_TRIALS = 3  # of each number of threads, of which the fastest counts
 _LARGE = 2**18  # bytes of inputs, which a thread sends: copying more would delay the event loop
 
 
@@ -65,12 +66,10 @@ class WorkerDevice:
             return
         if wanted is not None or cpus == 1:
             return
-        times = {}
-        for count in (cpus - 1, cpus):
-            self.use_threads(count)
-            times[count] = self._least_time(batch)
-        if times[cpus - 1] <= _WORTH * times[cpus]:
-            self.use_threads(cpus - 1)
+        times = {cpus - 1: math.inf, cpus: math.inf}
+        for count in (cpus - 1, cpus) * _TRIALS:  # in turns, so that other work of a moment slows down both
+            times[count] = min(times[count], self.time_with(count, batch))
+        self.use_threads(cpus - 1 if times[cpus - 1] <= _WORTH * times[cpus] else cpus)
         text = ", ".join(f"{1e3 * each:.3g} ms with {count}" for count, each in times.items())
         _log.info("%s: %d threads; one request alone takes %s", self._name, self.threads, text)
 
@@ -95,14 +94,6 @@ class WorkerDevice:
         finally:
             with suppress(WorkerDiedError):
                 self._lane.set_threads(self.threads)
-
-    def _least_time(self, batch: Batch) -> float:
-        took = []
-        for _ in range(_BATCHES):
-            began = monotonic()
-            self.serve(batch)
-            took.append(monotonic() - began)
-        return min(took)
 
     def upload(self, sample: Any, /) -> Any:
         """The sample, its arrays copied to the memory that the worker shares, unless they are small, or there."""

@@ -274,13 +274,22 @@ def test_the_threads_of_a_model_are_chosen_and_kept_in_the_next_process(
         (row,) = device.serve(one)
         return int(row["y"][0])
 
-    monkeypatch.setattr(WorkerDevice, "_least_time", lambda self, batch: 1.0 / used())
+    trials = list[int]()
+
+    def time_with(_: WorkerDevice, count: int, __: Batch) -> float:
+        trials.append(count)
+        return (1.0 if len(trials) > 2 else 9.0) / count
+
+    whole = WorkerDevice.time_with
+    monkeypatch.setattr(WorkerDevice, "time_with", time_with)
     monkeypatch.setattr("server.backends.worker_device.available_cpus", lambda: 2)
     device.choose_threads(one, None)
     assert used() == 2, "which takes half of the time with one"
+    assert trials == [1, 2] * 3
     monkeypatch.setattr("server.backends.worker_device.available_cpus", lambda: 40)
     device.choose_threads(one, None)
     assert used() == 39, "since all processors save little"
+    monkeypatch.setattr(WorkerDevice, "time_with", whole)
     device.choose_threads(one, 3)
     device.time_with(1, one)
     assert used() == 3, "those in use stay"
