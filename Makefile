@@ -74,6 +74,7 @@ bench-live: $(EXAMPLES)  ## measure adaptation, objectives, plans, fleets, and m
 	$(BIN)/python -m benchmarks.planning
 	$(BIN)/python -m benchmarks.closed_loop
 	$(BIN)/python -m benchmarks.objective
+	$(BIN)/python -m benchmarks.pipeline_bound
 	$(BIN)/python -m benchmarks.fleet
 	$(BIN)/python -m research.lazy_live
 	$(BIN)/python -m research.bins_live

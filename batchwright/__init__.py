@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 __all__ = [
     "Answer",
     "BadInput",
+    "InferenceError",
     "Kept",
     "Launch",
     "Model",
+    "Pipeline",
     "Policy",
     "Profile",
     "State",
@@ -26,12 +28,14 @@ __all__ = [
 if TYPE_CHECKING:
     from batchwright.analysis import evaluate, simulate, solve
     from batchwright.model import Answer, BadInput, Kept, Model, Tensor
+    from batchwright.pipeline import InferenceError, Pipeline
     from policies.profile import Profile
     from policies.types import Launch, Policy, State, Wait
 else:
     _MODULES = {
         **dict.fromkeys(("evaluate", "simulate", "solve"), "batchwright.analysis"),
         **dict.fromkeys(("Answer", "BadInput", "Kept", "Model", "Tensor"), "batchwright.model"),
+        **dict.fromkeys(("InferenceError", "Pipeline"), "batchwright.pipeline"),
         "Profile": "policies.profile",
         **dict.fromkeys(("Launch", "Policy", "State", "Wait"), "policies.types"),
     }

@@ -119,7 +119,7 @@ class Model:
     def load(self, device: str) -> None:
         """Load the model, once, before the first batch; `device` is torch's name of it, such as cuda:0 or cpu."""
 
-    def run(self, *_: Any, **inputs: Any) -> Mapping[str, Any]:
+    def run(self, *_: Any, **inputs: Any) -> Any:  # arrays by name; of a pipeline a coroutine
         """Compute a batch: arrays [n, ...] by input name in, arrays [n, ...] by output name out.
 
         Where a dimension of an output is -1, it may be a list with an array for each sample.

@@ -272,8 +272,9 @@ OPERATION = (
         "0.3 LitServe 8, 0 ms, which is busy while it waits, answers in 0.79 of its time. A request takes 1.7 times "
         "the CPU time of the former code. The encoder gains nothing from batches. Batchwright "
         "serves 1.7 times the rate of the former code, and as many as LitServe. At 0.6 LitServe without batching "
-        "answers in 0.86 of its time; at 0.3 and 0.9 no server is better by more than a twentieth. With all three models "
-        "the first answer takes 1.9 to 2.2 times as long as LitServe's, and 2.0 to 2.8 times as long as FastAPI's. "
+        "answers in 0.86 of its time; at 0.3 and 0.9 no server is better by more than a twentieth. With all three "
+        "models the first answer takes 1.9 to 2.2 times as long as LitServe's, and 2.0 to 2.8 times as long as "
+        "FastAPI's. "
         "With embeddings Batchwright answers sooner than Infinity, and later than batches in order of arrival, at all "
         "loads. Embeddings were measured on 0fa1563, the others on 76c6fce.",
     ),

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from benchmarks.real_models import EMBEDDINGS, LARGEST, MODELS, bodies, open_loop
+from benchmarks.real_models import EMBEDDINGS, LARGEST, MODELS, PAGES, bodies, open_loop
 from benchmarks.support.calls import HttpCall
 from benchmarks.support.harness import (
     FIGURES,
@@ -46,7 +46,7 @@ from policies.charts.averages import PALETTE
 
 NAME = "predictions"
 FACTORS = {"none": None, "x0.4": 0.4, "x2.5": 2.5}
-_MODELS = tuple(name for name in MODELS if name != EMBEDDINGS)
+_MODELS = tuple(name for name in MODELS if name not in (EMBEDDINGS, PAGES))
 _EVERY = 5.0  # s
 _BUSY = "while True: pass"
 

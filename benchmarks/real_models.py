@@ -4,7 +4,9 @@ Three models with real weights (benchmarks/servers/real_models.py): an image cla
 texts with the token counts of a production trace, and a voice detector on sounds of mixed lengths. Each server has the
 same class: Batchwright with its defaults, LitServe without batching and with a grid of max_batch_size and
 batch_timeout, and FastAPI without batching in a thread pool. `--before` adds Batchwright of another checkout. The
-client runs beside the server, on the same cores.
+client runs beside the server, on the same cores. Pages of text are read by examples/read_text as a pipeline, by a
+client that calls its two models, and by other servers with both in one class, which recognises the lines of a page in
+one batch.
 
 Loads are fractions of Batchwright's saturation, measured with as many clients as four batches. Servers take turns in
 each round, each started anew. A cell has Poisson arrivals, the same for each server and another seed in each round,
@@ -25,6 +27,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from random import Random
 from typing import Any, Literal
 
 import aiohttp
@@ -34,10 +37,11 @@ import scipy.stats
 import uvloop
 
 from benchmarks.servers.real_models import MAX_TOKENS, SAMPLE_RATE, Encoder
-from benchmarks.support.calls import HttpCall
+from benchmarks.support.calls import HttpCall, tensor_call
 from benchmarks.support.harness import (
     ROOT,
     TRACE,
+    Server,
     add_trace_argument,
     argument_parser,
     command_line,
@@ -51,12 +55,17 @@ from benchmarks.support.harness import (
     temporary_cache,
 )
 from benchmarks.support.processes import cpu_seconds, running_peer
+from examples.ocr.lines import random_line
+from examples.read_text.page import draw_page
+from examples.read_text.read import boxes_on, cut_line, fitted, read_page
+from loadgen.client import JSON_LENGTH
 from loadgen.precise_timer import precise_instants
 
 NAME = "real_models"
-EMBEDDINGS = "Embeddings"
-MODELS = ("Classifier", "Encoder", "VoiceDetector", EMBEDDINGS)
+EMBEDDINGS, PAGES = "Embeddings", "Pages"
+MODELS = ("Classifier", "Encoder", "VoiceDetector", EMBEDDINGS, PAGES)
 OURS, BEFORE, UNBATCHED = "Batchwright", "Batchwright, before", "FastAPI, no batching"
+CLIENT = "Batchwright, a client that calls both models"
 IN_ORDER, INFINITY = "FastAPI, batches in order of arrival", "Infinity"
 GRID = tuple(product((4, 8, 16), (0.0, 0.01)))  # of LitServe: max_batch_size, batch_timeout, s
 LOADS = (0.3, 0.6, 0.9)
@@ -71,20 +80,51 @@ _WORDS = "a batch of texts takes as long as its longest one while the others wai
 
 @dataclass(frozen=True)
 class Target:
-    """A running server: its process id, its URL, and how it takes a body: raw, in base64, or as OpenAI's interface."""
+    """A running server: its process id, its URL, and how it takes a body: raw, in base64, or as OpenAI's interface.
+
+    In the form "both" the client calls two models; `server` is one whose batch sizes are recorded.
+    """
 
     pid: int
     url: str
-    form: Literal["raw", "base64", "openai"] = "raw"
+    form: Literal["raw", "base64", "openai", "both"] = "raw"
+    server: Server | None = None
 
     def call(self, body: bytes) -> HttpCall:
         """The call of a body."""
+        if self.form == "both":
+            return PageCalls(self.url, body, {})
         if self.form != "raw":
             document = {"body": base64.b64encode(body).decode()}
             if self.form == "openai":
                 document = {"model": "model", "input": body.decode()}
             return HttpCall(self.url, json.dumps(document).encode(), {"Content-Type": "application/json"})
         return HttpCall(self.url, body, {"Content-Type": "application/octet-stream"})
+
+
+@dataclass(frozen=True)
+class PageCalls(HttpCall):
+    """Calls of a client that has the lines of a page detected, cuts them out, and has them recognised.
+
+    The URL is the server's.
+    """
+
+    async def post(self, session: aiohttp.ClientSession) -> bool:
+        """Make the calls; whether all are answered."""
+        page = read_page(self.body)
+        whole, ratio = fitted(page)
+        async with _posted(session, self._call("det", whole, "boxes")) as response:
+            content = await response.read()
+            if response.status != 200:
+                return False
+        found = np.frombuffer(content[int(response.headers[JSON_LENGTH]) :], np.int32).reshape(-1, 4)
+        lines = [self._call("rec", cut_line(page, box), "text") for box in boxes_on(page, found, ratio)]
+        return all(await asyncio.gather(*(_post(session, line) for line in lines)))
+
+    def _call(self, model: str, image: Any, output: str) -> HttpCall:
+        tensor = {"name": "image", "shape": [1, *image.shape], "datatype": "FP32"}
+        outputs = [{"name": output, "parameters": {"binary_data": True}}]
+        return tensor_call(f"{self.url}/v2/models/{model}/infer", tensor, image.tobytes(), outputs)
 
 
 Start = Callable[[str, bytes], AbstractContextManager[Target]]
@@ -136,10 +176,31 @@ def _encoder_servers(infinity: str | None) -> dict[str, Start]:
     return found | ({INFINITY: theirs} if infinity else {})
 
 
+def _page_servers() -> dict[str, Start]:
+    """Servers of pages of text: by a pipeline, by two models that the client calls, or by both models in one."""
+
+    def ours(form: Literal["raw", "both"]) -> Start:
+        @contextmanager
+        def start(_: str, __: bytes) -> Iterator[Target]:
+            files = {"det": "read_text/detector.py:Detector", "rec": "ocr/model.py:Recogniser"}
+            files |= {"read": "read_text/read.py:ReadText"}
+            specs = [f"{name}={ROOT}/examples/{file}" for name, file in files.items()]
+            with serving(*specs, "--device", "cpu", ready_within=300) as server:
+                url = server.url if form == "both" else f"{server.url}/predict/read"
+                yield Target(server.process.pid, url, form, server)
+
+        return start
+
+    lit, fast = _peer("real_litserve_server", "base64"), _peer("real_fastapi_server", "raw")
+    return {OURS: ours("raw"), CLIENT: ours("both"), "LitServe": lit, "FastAPI": fast}
+
+
 def servers(model: str, before: Path | None = None, infinity: str | None = None) -> dict[str, Start]:
     """How each server of a model is started, by name; `before` is a checkout of another commit."""
     if model == EMBEDDINGS:
         return _encoder_servers(infinity)
+    if model == PAGES:
+        return _page_servers()
     lit = {
         f"LitServe {size}, {1e3 * wait:g} ms": _peer(
             "real_litserve_server", "base64", "--batch", str(size), "--wait", str(wait)
@@ -156,7 +217,7 @@ def servers(model: str, before: Path | None = None, infinity: str | None = None)
 
 
 def bodies(model: str, trace: Path) -> list[bytes]:
-    """Bodies of calls: photographs in JPEG, texts with the trace's numbers of tokens, or sounds."""
+    """Bodies of calls: photographs in JPEG, texts with the trace's numbers of tokens, sounds, or pages of text."""
     rng = np.random.default_rng(0)
     if model == "Classifier":
         return _photographs(rng)
@@ -168,6 +229,10 @@ def bodies(model: str, trace: Path) -> list[bytes]:
             tokens, each = tokens.clip(5, _MOST_TOKENS), 1.12
         counts = np.maximum(1, (rng.choice(tokens.clip(max=MAX_TOKENS), _BODIES) - 2) / each).astype(int)
         return [" ".join(rng.choice(words, count)).encode() for count in counts]
+    if model == PAGES:
+        random = Random(0)
+        counts = rng.integers(1, 13, _BODIES)
+        return [draw_page([random_line(random, random.randint(4, 40)) for _ in range(count)]) for count in counts]
     seconds = np.clip(rng.lognormal(0.5, 0.7, _BODIES), 0.3, 8.0)
     sounds = [rng.normal(0.0, 3000.0, round(length * SAMPLE_RATE)) for length in seconds]
     return [sound.clip(-32768, 32767).astype("<i2").tobytes() for sound in sounds]
@@ -190,10 +255,17 @@ def _photographs(rng: np.random.Generator) -> list[bytes]:
     return encoded
 
 
+def _posted(session: aiohttp.ClientSession, call: HttpCall) -> Any:
+    return session.post(call.url, data=call.body, headers=call.headers)
+
+
 async def _post(session: aiohttp.ClientSession, call: HttpCall) -> bool:
-    async with session.post(call.url, data=call.body, headers=call.headers) as response:
+    if isinstance(call, PageCalls):
+        return await call.post(session)
+    async with _posted(session, call) as response:
         await response.read()
-        return response.status == 200
+        answered: bool = response.status == 200
+        return answered
 
 
 def _session() -> aiohttp.ClientSession:
@@ -249,7 +321,7 @@ def _cell(target: Target, calls: Sequence[HttpCall], rate: float, requests: int,
     arrivals = np.cumsum(rng.exponential(1 / rate, count + math.ceil(warm * rate)))
     attempt = 1
     while True:
-        before = _times(target.pid)
+        batches, before = _batches(target), _times(target.pid)
         responses, errors = uvloop.run(open_loop(calls, arrivals.tolist()))
         wall, server, other = (after - start for after, start in zip(_times(target.pid), before, strict=True))
         if other / wall <= _OTHER_LOAD or attempt == _ATTEMPTS:
@@ -267,6 +339,24 @@ def _cell(target: Target, calls: Sequence[HttpCall], rate: float, requests: int,
         "p95_ms": 1e3 * float(np.quantile(good, 0.95)),
         "cpu_s_per_1000": 1e3 * server / len(responses),
         "other_cores": other / wall,
+        **({"batch_sizes": _sizes_since(target, batches)} if batches else {}),
+    }
+
+
+def _batches(target: Target) -> dict[str, tuple[float, float]]:
+    """Number of requests and of batches of each model so far; empty where they are not recorded."""
+    if target.server is None:
+        return {}
+    sizes, counts = (target.server.by_label(f"batchwright_batch_size_{each}", "model") for each in ("sum", "count"))
+    return {name: (size, counts[name]) for name, size in sizes.items()}
+
+
+def _sizes_since(target: Target, before: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    """Mean batch size of each model since then, requests."""
+    return {
+        name: (size - before[name][0]) / (count - before[name][1])
+        for name, (size, count) in _batches(target).items()
+        if count > before[name][1]
     }
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
-from policies.objectives.frontier import BOUNDS
+from policies.objectives.frontier import BOUNDS, SHARE, ShareBound, parse_bound
 from policies.objectives.solving import table_policy
 from policies.objectives.table import PolicyTable, table_of
 from policies.profile import Profile
@@ -43,6 +43,7 @@ _CHANGED = 0.03  # relative change of the mean batch time at which they are solv
 _SAVING = frozenset({"w2", *BOUNDS})  # keys of goals that save the resource of a profile
 _IN_UNITS = frozenset({"w2", "power_cap_w", "resource_cap"})  # those whose values are in its unit
 _GOALS = _SAVING | {"slo_ms"}
+_SHARES = frozenset({"slo_p95_ms", "slo_share"})  # those that bound the response time of a share of the requests
 _DEFAULT_STAGES = 10  # of a simulation without measured stages and without --stages
 
 CATALOG: Mapping[str, Rule] = {
@@ -77,6 +78,7 @@ class ModelPolicy:
         policy: bounded by the maximum wait.
         monitor: measures the arrival rate as the policy needs it.
         slo: response time objective of the spec, s; inf if it has none.
+        share: of the requests that the objective is for.
         promised: the objective that the server promised its clients when it started, s; inf if it did not.
         table: the solved table; None if the policy has none, or one for each bin.
         bins: the bins of multi-bin batching, which assign the requests' kinds; None for other policies.
@@ -93,6 +95,7 @@ class ModelPolicy:
     policy: Policy
     monitor: Monitor
     slo: float = inf
+    share: float = SHARE
     promised: float = inf
     table: PolicyTable | None = None
     bins: Bins | None = None
@@ -116,6 +119,11 @@ class ModelPolicy:
     def has_max_ages(self) -> bool:
         """Whether the table has maximum ages at some rate."""
         return self.table is not None and any(row.max_ages for row in self.table.rows)
+
+    @property
+    def bounds_share(self) -> bool:
+        """Whether the policy was solved for a bound on the response time of a share of the requests."""
+        return bool(_SHARES & self.parameters.keys())
 
     @property
     def weighs_costs(self) -> bool:
@@ -239,7 +247,7 @@ def _chosen(spec: Spec, profile: Profile, built: Policy | SolvedPolicy | BinnedP
     if isinstance(built, BinnedPolicy):
         return _binned(spec, rule, profile, built)
     policy, table = (built.policy, built.table) if isinstance(built, SolvedPolicy) else (built, None)
-    slo = _objective(spec, table)
+    slo, share = _objective(spec, table)
     return ModelPolicy(
         spec=spec.text,
         name=rule.name,
@@ -248,17 +256,22 @@ def _chosen(spec: Spec, profile: Profile, built: Policy | SolvedPolicy | BinnedP
         policy=_bounded(policy, profile, spec.number("max_wait_ms") / 1e3),
         monitor=ForgettingMonitor(rate_time_constant(profile)),
         slo=slo,
+        share=share,
         promised=slo,
         table=table,
         defaults=spec.defaults,
     )
 
 
-def _objective(spec: Spec, table: PolicyTable | None) -> float:
-    """Return the response time objective of a spec, s; a policy file may have been solved for one."""
+def _objective(spec: Spec, table: PolicyTable | None) -> tuple[float, float]:
+    """Return the objective of a spec: response time, s, and share; a policy file may have been solved for one."""
+    if "slo_share" in spec.parameters:
+        found = parse_bound("slo_share", spec.parameters["slo_share"])
+        assert isinstance(found, ShareBound)
+        return found.response_time, found.share
     bound = None if table is None else (table.bound or {}).get("slo_p95_ms")
     solved_for = bound if isinstance(bound, float) else inf
-    return spec.number("slo_ms", spec.number("slo_p95_ms", solved_for)) / 1e3
+    return spec.number("slo_ms", spec.number("slo_p95_ms", solved_for)) / 1e3, SHARE
 
 
 def _binned(spec: Spec, rule: Rule, profile: Profile, built: BinnedPolicy) -> ModelPolicy:
@@ -349,9 +362,9 @@ def solved_again(chosen: ModelPolicy, profile: Profile, factor: float = 1.0, mar
     before = chosen.table
     if chosen.name == FILE.name and before is not None:
         return _with_table(replace(chosen, profile=profile), before)
-    if chosen.has_max_ages and "slo_p95_ms" in chosen.parameters:
+    if chosen.has_max_ages and chosen.bounds_share:
         return _with_margin(chosen, profile, margin)
-    if before is None or "slo_p95_ms" not in (before.bound or {}):
+    if before is None or not _SHARES & (before.bound or {}).keys():
         again = choose(chosen.spec, profile, chosen.defaults)
         again = replace(again, bins=chosen.bins, promised=chosen.promised)  # keeps the learned edges
         return again.with_solved_sizes(chosen.solved_sizes) if chosen.solved_sizes else again
@@ -364,7 +377,9 @@ def solved_again(chosen: ModelPolicy, profile: Profile, factor: float = 1.0, mar
 
 def _with_margin(chosen: ModelPolicy, profile: Profile, margin: float) -> ModelPolicy:
     spec = _with_defaults(parse_spec(chosen.spec), chosen.defaults, MAX_WAIT)
-    inside = replace(spec, parameters={**spec.parameters, "slo_p95_ms": f"{1e3 * (chosen.slo - margin)}"})
+    limit = f"{1e3 * (chosen.slo - margin)}"
+    bound = {"slo_p95_ms": limit} if "slo_p95_ms" in spec.parameters else {"slo_share": f"{limit}:{chosen.share}"}
+    inside = replace(spec, parameters={**spec.parameters, **bound})
     again = _chosen(inside, profile, rule_of(spec.name).build(inside, profile))
     return replace(again, parameters=chosen.parameters, slo=chosen.slo, promised=chosen.promised, margin=margin)
 

@@ -142,6 +142,9 @@ class Settings(BaseSettings):
         description="threads of a model on the CPU, and threads that decode, such as 3:1 (default: those of the "
         "model are compared at start and while serving)",
     )
+    pipeline_processes: int = Field(
+        1, ge=1, le=64, description="processes of each pipeline, FILE.py:CLASS with a Pipeline"
+    )
     stages: int | None = Field(
         None, ge=1, le=64, description="stages into which each network is split, for the policies lazy and catch-up"
     )
@@ -164,7 +167,8 @@ class Settings(BaseSettings):
         None,
         gt=0,
         allow_inf_nan=False,
-        description="bound on the 95th percentile of the response time, ms, where the policy spec does not set it",
+        description="bound on the 95th percentile of the response time, ms, where the policy spec does not set it; "
+        "NAME=MS for one model, or for a pipeline, whose bound is split over its models",
     )
     resource: Resource | None = Field(
         None,
@@ -295,6 +299,18 @@ class Settings(BaseSettings):
                 slots.setdefault((name, names[:at].count(name)), {})[model] = own
         return [self._with_specs(specs, device) for (device, _), specs in slots.items()]
 
+    def without(self, names: Collection[str]) -> Self:
+        """The settings without these models."""
+        models = [entry for entry in self.models if entry.partition("=")[0] not in names]
+        return self.model_copy(update={"models": models})
+
+    def keys_of(self, model: str) -> list[str]:
+        """What is set for this model alone, as it is given."""
+        entries = [
+            f"--{key} {each}" for key in _IN_LISTS for each in getattr(self, key) if each.startswith(f"{model}=")
+        ]
+        return [*self._of_model.get(model, {}), *entries]
+
     def only(self, model: str) -> Self:
         """The settings of this device with one of its models alone."""
         return self._with_specs({model: self.specs[model]}, self.device)
@@ -376,9 +392,12 @@ def read_settings(flags: Mapping[str, Any], file: Path | None) -> SettingsResult
     explicit = {**EnvSettingsSource(Settings)(), **flags}
     values |= explicit
     _merge_lists(values, of_model, explicit)
+    bounds = _split_bound(values, explicit, errors)
     of_model = {
         model: {key: value for key, value in own.items() if key not in explicit} for model, own in of_model.items()
     }
+    for model, own in bounds.items():
+        of_model.setdefault(model, {}).update(own)
     known = {key: value for key, value in values.items() if key in Settings.model_fields}
     errors += _unknown_variables()
     errors += [f"{key}: unknown setting; serve-model --help lists all" for key in values if key not in known]
@@ -417,6 +436,20 @@ def _merge_lists(values: dict[str, Any], of_model: Mapping[str, dict[str, Any]],
         added = [f"{m}={value}" for m, value in own.items() if m in served and m not in names and not general]
         if added:
             values[key] = [*entries, *added]
+
+
+def _split_bound(values: dict[str, Any], explicit: dict[str, Any], errors: list[str]) -> dict[str, dict[str, Any]]:
+    """The bound of NAME=MS alone, by that name, taken out of the settings of all; errors are appended to `errors`."""
+    given = explicit.get("slo_p95_ms")
+    if not isinstance(given, str) or "=" not in given:
+        return {}
+    del values["slo_p95_ms"], explicit["slo_p95_ms"]
+    name, _, bound = given.partition("=")
+    served = [str(entry).partition("=")[0] for entry in _entries(values.get("models"))]
+    if name not in served:
+        errors.append(f"--slo-p95-ms {given} is for {name!r}, which is not served; name one of {', '.join(served)}")
+        return {}
+    return {name: {"slo_p95_ms": bound}}
 
 
 def _with_models(known: dict[str, Any], of_model: Mapping[str, dict[str, Any]], errors: list[str]) -> Settings:

@@ -21,7 +21,7 @@ PACKAGES = {
 COMMAND_LINES = {"cli.py", "commands.py"}  # may import every package
 LAYERS = {
     "app": {"api", "transport", "scheduling", "backends", "models", "workers", "energy", "telemetry", "config"},
-    "api": {"transport", "scheduling", "models", "telemetry"},
+    "api": {"transport", "scheduling", "models", "workers", "telemetry"},
     "scheduling": {"backends", "models", "energy", "telemetry"},
     "backends": {"models", "workers", "energy"},
     "transport": {"telemetry"},
@@ -119,14 +119,14 @@ def test_no_module_imports_a_command_line() -> None:
                 assert not any(name.endswith(".cli") for name in _imported(path)), path
 
 
-def test_the_server_imports_only_the_model_module_of_the_python_interface() -> None:
+def test_the_server_imports_only_models_and_pipelines_of_the_python_interface() -> None:
     for path in _modules("server"):
         names = {".".join(name.split(".")[:2]) for name in _imported(path) if name.split(".")[0] == "batchwright"}
-        assert names <= {"batchwright.model"}, path
+        assert names <= {"batchwright.model", "batchwright.pipeline"}, path
 
 
 def test_a_model_of_a_user_imports_neither_the_solver_nor_torch() -> None:
-    program = "import sys, batchwright.model; print(*sys.modules)"
+    program = "import sys, batchwright.pipeline; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not {"torch", "scipy", "numpy", "policies", "loadgen", "server"} & set(done.stdout.split())
 

@@ -14,6 +14,9 @@ import numpy as np
 from PIL import Image
 
 from batchwright import Model, Tensor
+from examples.ocr.model import Recogniser
+from examples.read_text.detector import Detector
+from examples.read_text.read import boxes_on, cut_line, fitted, read_page
 
 MAX_TOKENS = 256  # all-MiniLM-L6-v2 cuts longer texts
 CHUNK, CONTEXT, SAMPLE_RATE = 512, 64, 16_000  # of silero-vad, in audio samples
@@ -157,7 +160,47 @@ class VoiceDetector(Model):
         return {"speech": round(float(outputs["speech"][0]), 4)}
 
 
-MODELS = {each.__name__: each for each in (Classifier, Encoder, VoiceDetector)}
+class Pages(Model):
+    """examples/read_text in one model: the lines of a page are detected, and recognised in one batch."""
+
+    inputs = {"image": Tensor("UINT8", [-1, -1, 3])}
+    outputs = {"lines": Tensor("BYTES", [-1])}
+
+    def load(self, device: str) -> None:
+        """Load both networks."""
+        self._detector: Any = Detector()
+        self._recogniser: Any = Recogniser()
+        both: tuple[Any, ...] = self._detector, self._recogniser
+        for model in both:
+            model.threads = 0
+            model.load(device)
+
+    def decode(self, body: bytes, content_type: str) -> dict[str, Any]:
+        """The pixels of a page."""
+        return {"image": np.asarray(read_page(body))}
+
+    def run(self, image: Any) -> dict[str, Any]:
+        """The lines of each page."""
+        return {"lines": [self._read(Image.fromarray(each)) for each in image]}
+
+    def _read(self, page: Any) -> list[bytes]:
+        whole, ratio = fitted(page)
+        (found,) = self._detector.run(whole[None])["boxes"]
+        lines = [cut_line(page, box) for box in boxes_on(page, found, ratio)]
+        if not lines:
+            return []
+        batch = np.zeros((len(lines), *lines[0].shape[:2], max(line.shape[2] for line in lines)), np.float32)
+        for row, line in zip(batch, lines, strict=True):
+            row[:, :, : line.shape[2]] = line
+        texts: list[bytes] = self._recogniser.run(batch)["text"].tolist()
+        return texts
+
+    def render(self, outputs: Mapping[str, Any]) -> Any:
+        """The texts."""
+        return {"lines": [line.decode() for line in outputs["lines"]]}
+
+
+MODELS = {each.__name__: each for each in (Classifier, Encoder, VoiceDetector, Pages)}
 MODELS["Embeddings"] = Encoder
 
 

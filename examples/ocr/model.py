@@ -29,12 +29,13 @@ class Recogniser(Model):
     inputs = {"image": Tensor("FP32", [3, HEIGHT, -1], pad=0.0)}  # BGR, from -1 to 1; 0 is grey
     outputs = {"text": Tensor("BYTES"), "score": Tensor("FP32")}
     lengths = [64, 160, 320, 640, 960, 1280, 1600]  # widths, pixels
+    threads = max(1, available_cpus() - 1)  # one is left for the server
 
     def load(self, device):
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = max(1, available_cpus() - 1)  # one is left for the server
+        options.intra_op_num_threads = self.threads
         options.log_severity_level = 3
         kind, _, index = device.partition(":")
         gpu = [("CUDAExecutionProvider", {"device_id": index or "0"})] if kind == "cuda" else []

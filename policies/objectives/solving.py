@@ -29,7 +29,7 @@ def solved_table(spec: Spec, profile: Profile) -> PolicyTable:
     key, value = weight_of(spec)
     problem = Problem(profile, 1.0, service=measured_service(profile))
     if key == "w2":
-        return _solve_once(replace(problem, w2=value), tuple(default_loads()))
+        return _solve_once(replace(problem, w2=float(value)), tuple(default_loads()))
     check_power([key], profile)
     form = spec.parameters.get("policy_form", FORMS[0])
     bound = parse_bounds([(key, spec.parameters[key])], form, _SIMULATED_REQUESTS)
@@ -44,8 +44,10 @@ def solved_table(spec: Spec, profile: Profile) -> PolicyTable:
     return solve_table(problem, default_loads(), nearest, {key: value})
 
 
-def weight_of(spec: Spec) -> tuple[str, float]:
+def weight_of(spec: Spec) -> tuple[str, float | str]:
     """Return the parameter that determines the weight of power, w2 or one of the bounds, and its value.
+
+    The value of slo_share is a text, MS:SHARE.
 
     Raises:
         SpecError: the spec names more than one, or the value is invalid.
@@ -57,12 +59,15 @@ def weight_of(spec: Spec) -> tuple[str, float]:
             raise spec.conflict(own[0], next(key for key in given if key in spec.defaults))
         raise SpecError(f"policy {spec.text!r} sets {given[0]} and {given[1]}; give one of them")
     key = given[0] if given else "w2"
+    check_form(spec.parameters.get("policy_form", FORMS[0]))
+    if key == "slo_share":
+        parse_bounds([(key, spec.parameters[key])])
+        return key, spec.parameters[key]
     value = spec.number(key, 0.0)
     if not value < inf:
         raise SpecError(f"policy {spec.text!r}: {key} must be finite")
     if key != "w2":
         parse_bounds([(key, spec.parameters[key])])
-    check_form(spec.parameters.get("policy_form", FORMS[0]))
     return key, value
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from policies.objectives.frontier import BOUNDS
 from policies.objectives.solving import solved_table, table_policy, weight_of, weighted_table_policy
 from policies.objectives.table import load_table
 from policies.profile import Profile
@@ -9,7 +10,7 @@ from policies.rules.length_aware import LengthAware, length_aware
 from policies.rules.rule import Rule, SolvedPolicy
 from policies.spec import Spec
 
-_WEIGHT_KEYS = frozenset({"w2", "slo_mean_ms", "slo_p95_ms", "power_cap_w", "resource_cap", "policy_form"})
+_WEIGHT_KEYS = frozenset({"w2", *BOUNDS, "policy_form"})
 _DESCRIPTION = "Launches by the solved table: the row nearest to the measured arrival rate{parameters}."
 
 

@@ -17,7 +17,7 @@ from policies.planning.reachability import Neighbour, objective_warnings
 from policies.profile import ProfileFile
 from server.api.inference import Inference
 from server.api.openapi import KEYED_ERRORS, MODEL_ERRORS, documented, json_content
-from server.api.schemas import Device, DeviceChange, Policy, PolicyChange
+from server.api.schemas import Device, DeviceChange, Pipeline, Policy, PolicyChange
 from server.errors import BadInputError
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
@@ -41,7 +41,7 @@ def _add_policies(app: FastAPI, inference: Inference) -> None:
     swapping = asyncio.Lock()  # swaps run in order of arrival
 
     async def swap_policy(model: str, spec_of: Callable[[ModelPolicy], str]) -> dict[str, Any]:
-        name = inference.model(model).name
+        name = inference.name_with_policy(model)
 
         def choose_policy(current: ModelPolicy) -> ModelPolicy:
             if current.solved_sizes and spec_of(current) == current.spec:  # keeps the sizes that are known
@@ -71,11 +71,11 @@ def _add_policies(app: FastAPI, inference: Inference) -> None:
 
     @app.get("/admin/models/{model}/policy", response_model_exclude_unset=True, **reading)
     async def read_policy(model: str) -> dict[str, Any]:
-        return await describe(inference.model(model).name)
+        return await describe(inference.name_with_policy(model))
 
     @app.get("/admin/models/{model}/profile", **profile_route)
     async def read_profile(model: str) -> Response:
-        name = inference.model(model).name
+        name = inference.name_with_policy(model)
         return Response(fleet.first_of(name).learned(name).to_json(), media_type="application/json")
 
     @app.put("/admin/models/{model}/policy", response_model_exclude_unset=True, **changed)
@@ -104,6 +104,10 @@ def _add_devices(app: FastAPI, inference: Inference) -> None:
     async def read_devices() -> list[dict[str, Any]]:
         return describe_devices(fleet)
 
+    @app.get("/admin/pipelines", **documented("The pipelines", list[Pipeline], KEYED_ERRORS))
+    async def read_pipelines() -> list[dict[str, Any]]:
+        return describe_pipelines(inference)
+
     @app.put("/admin/devices/{index}", **changed)
     async def set_device(index: int, request: Request) -> dict[str, Any]:
         change = await _read_change(request, inference.budget, DeviceChange, '{"serving": true}, or false')
@@ -122,6 +126,27 @@ async def _read_change(request: Request, budget: MemoryBudget, kind: type[_Chang
         message = error.errors()[0]["msg"]
         what = "policy" if kind is PolicyChange else "device"
         raise BadInputError(f"the body is not a valid {what} change ({message}); send {expected}") from error
+
+
+def describe_pipelines(inference: Inference) -> list[dict[str, Any]]:
+    """Describe the pipelines for the admin routes and the dashboard."""
+    fleet, pipelines = inference.fleet, inference.pipelines
+    return [
+        {
+            "name": name,
+            "open_calls": each.open_calls,
+            "steps": [
+                {
+                    "model": model,
+                    "requests": each.steps.get(model),
+                    "queue_length": pipelines[model].open_calls if model in pipelines else fleet.queue_length(model),
+                }
+                for model in each.models
+            ],
+            "processes": each.processes(),
+        }
+        for name, each in pipelines.items()
+    ]
 
 
 def describe_devices(fleet: Fleet) -> list[dict[str, Any]]:

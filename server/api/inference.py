@@ -3,12 +3,12 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor as Pool
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from policies.cpus import available_cpus
 from server.errors import INTERNAL_ERROR, BadInputError, NotFoundError, RejectedError, ServerError, TooLargeError
@@ -65,6 +65,22 @@ def decoding_limits(threads: int) -> dict[str, Any]:
     }
 
 
+class Pipeline(Protocol):
+    """Serves the calls of a pipeline; see `PipelineRunner`."""
+
+    served: ServedModel
+    models: Sequence[str]
+    steps: Mapping[str, float]
+    open_calls: int
+
+    @property
+    def ready(self) -> bool: ...  # noqa: D102  (described there)
+    def check_room(self, n: int, timeout: float) -> None: ...  # noqa: D102
+    def least_time(self) -> float: ...  # noqa: D102
+    def processes(self) -> list[dict[str, Any]]: ...  # noqa: D102
+    def run(self, samples: Sequence[Any], context: RequestContext) -> Coroutine[Any, Any, list[Sample]]: ...  # noqa: D102
+
+
 @dataclass(frozen=True)
 class Inference:
     """Serves inference calls.
@@ -88,6 +104,7 @@ class Inference:
         calls: number of open calls by id of the model.
         predictors: by device, what compares predicted with measured response times.
         max_json_bytes: of the JSON part of a call.
+        pipelines: by name, what serves the calls of pipelines, by requests of the models.
     """
 
     models: dict[str, ServedModel]
@@ -106,6 +123,7 @@ class Inference:
     calls: Counter[str] = field(default_factory=Counter)
     predictors: dict[str, Predictor] = field(default_factory=dict)
     max_json_bytes: int = MAX_JSON_BYTES
+    pipelines: dict[str, Pipeline] = field(default_factory=dict)
     _ended: dict[str, asyncio.Event] = field(default_factory=dict)  # set after the last of these calls
 
     async def serve(
@@ -134,8 +152,7 @@ class Inference:
                 if callable(named):
                     name = await named()
                 model = self.model(name)
-                self.fleet.check_loaded(model.name)
-                self.fleet.check_room(model.name, 1, context.remaining_timeout())
+                self.check_begin(model.name, context.remaining_timeout())
                 self.calls[model.id] += 1
                 try:
                     body, headers = await answer(model, context)
@@ -143,14 +160,14 @@ class Inference:
                     self.end_call(model.id)
                 context.memory.resize(len(body))  # the inputs have been dropped
                 await context.respond(200, body, headers)
-                self._count_answered(model.name, context)
+                self.count_answered(model.name, context)
             except ServerError as error:
                 self.count_failed(name, error, context)
                 await context.respond_error(error, render=render_error)
             except ClientDisconnectedError:
-                self._count(name, "cancelled", context)
+                self.count(name, "cancelled", context)
             except asyncio.CancelledError:
-                self._count(name, "cancelled", context)
+                self.count(name, "cancelled", context)
                 raise
             except Exception:  # noqa: BLE001  (the client gets a response after a bug, too)
                 _log.exception("request %s failed with an exception", context.request_id)
@@ -203,16 +220,21 @@ class Inference:
         if not samples:  # decoding has found that there are none
             return ()
         context.samples = len(samples)
-        codec = model.codec
-        timeout, submit = context.remaining_timeout(), self.fleet.submit
         # no variable has the future or its samples: its exception refers to this frame, which would keep the inputs
-        answers = await context.wait_for(
-            submit(model.name, [_sample(codec, one) for one in samples], timeout, model.id)
-        )
+        answers = await context.wait_for(self._submit(model, samples, context))
         context.waiting = max([answer.waiting for answer in answers])
         context.service = max([answer.service for answer in answers])
         context.device = answers[-1].device
         return answers
+
+    def _submit(
+        self, model: ServedModel, samples: Sequence[Any], context: RequestContext
+    ) -> "asyncio.Future[list[Sample]]":
+        pipeline = self.pipelines.get(model.name)
+        if pipeline is not None:
+            return asyncio.ensure_future(pipeline.run(samples, context))
+        timeout, codec = context.remaining_timeout(), model.codec
+        return self.fleet.submit(model.name, [_sample(codec, one) for one in samples], timeout, model.id)
 
     async def _read(self, inputs: Inputs, context: RequestContext) -> list[Any]:
         timeout = context.remaining_timeout()
@@ -251,12 +273,56 @@ class Inference:
             BadInputError: no name was given and there are several.
         """
         if name is None:
-            if len(self.models) > 1:
-                raise BadInputError(f"several models are loaded; name one in the path: {', '.join(self.models)}")
+            if len(self.names) > 1:
+                raise BadInputError(f"several models are loaded; name one in the path: {', '.join(self.names)}")
             return next(iter(self.models.values()))
+        if name in self.pipelines:
+            return self.pipelines[name].served
         if name not in self.models:
-            raise NotFoundError(f"no model {name[:80]!r}; the server has {', '.join(self.models)}")
+            raise NotFoundError(f"no model {name[:80]!r}; the server has {', '.join(self.names)}")
         return self.models[name]
+
+    def name_with_policy(self, name: str | None) -> str:
+        """The name of a model, which is served by a policy; raises as `model`, and BadInputError for a pipeline."""
+        found = self.model(name).name
+        if found in self.pipelines:
+            models = ", ".join(self.pipelines[found].models)
+            raise BadInputError(f"{found} is a pipeline, which has no policy of its own; name one of {models}")
+        return found
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all models and pipelines."""
+        return [*self.models, *self.pipelines]
+
+    def is_ready(self, name: str) -> bool:
+        """Whether new calls of the model, or of a pipeline and so of its models, should be sent to this server."""
+        pipeline = self.pipelines.get(name)
+        return self.fleet.is_ready(name) if pipeline is None else pipeline.ready
+
+    def check_begin(self, name: str, timeout: float) -> None:
+        """Check whether a call of a model or pipeline may begin that has to be answered within a timeout, s.
+
+        Raises:
+            RejectedError: it may not.
+        """
+        if name not in self.pipelines:
+            self.fleet.check_loaded(name)
+        self.check_room(name, 1, timeout)
+
+    def check_room(self, name: str, n: int, timeout: float, pending: int = 0) -> None:
+        """Check whether `n` more samples of a model or pipeline can be served within a timeout, s.
+
+        `pending` are those that are being decoded.
+
+        Raises:
+            RejectedError: they cannot.
+        """
+        pipeline = self.pipelines.get(name)
+        if pipeline is not None:
+            pipeline.check_room(n + pending, timeout)
+        else:
+            self.fleet.check_room(name, n, timeout, pending)
 
     async def run_in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Run a pure function in a thread of the pool."""
@@ -335,7 +401,7 @@ class Inference:
         context.memory.end_pending()  # the sample that was pending during decompression
         timeout = context.remaining_timeout()
         self.check_queue(n)
-        self.fleet.check_room(model, n, timeout, self.budget.pending[model])
+        self.check_room(model, n, timeout, self.budget.pending[model])
         context.memory.begin_pending(model, n)
 
     async def _decode(self, model: ServedModel, inputs: Inputs, context: RequestContext) -> list[Any]:
@@ -395,22 +461,23 @@ class Inference:
 
     def count_failed(self, model: str | None, error: ServerError, context: RequestContext) -> None:
         """Count the samples of a call that failed; without a name for the only model, and for none of several."""
-        name = self._count(model, error.outcome, context)
+        name = self.count(model, error.outcome, context)
         if name is None:
             return
         if isinstance(error, RejectedError):
             self.metrics.rejected(name, error.reason, context.samples)
         self.metrics.statistics.call_failed(name, context.ended() - context.began)
 
-    def _count(self, model: str | None, outcome: str, context: RequestContext) -> str | None:
+    def count(self, model: str | None, outcome: str, context: RequestContext) -> str | None:
         """Count the outcome of a call's samples, and return the name of its model; None for an unknown model."""
-        name = next(iter(self.models)) if model is None and len(self.models) == 1 else model
-        if name is None or name not in self.models:
+        name = next(iter(self.models)) if model is None and len(self.names) == 1 else model
+        if name is None or (name not in self.models and name not in self.pipelines):
             return None
         self.metrics.outcome(name, outcome, context.samples, context.ended() - context.received)
         return name
 
-    def _count_answered(self, model: str, context: RequestContext) -> None:
+    def count_answered(self, model: str, context: RequestContext) -> None:
+        """Count the samples of a call that is answered, and its times."""
         now = context.ended()
         response = now - context.began
         since_body = now - context.received
@@ -432,6 +499,7 @@ class Inference:
             "energy_mj": round(1e3 * sum(energies), 3) if energies else None,
             "energy_source": answers[-1].energy_source if energies else "none",
             **({"cpu_ms": round(1e3 * sum(cpu_times), 3)} if cpu_times else {}),
+            **({"steps": context.steps} if context.steps else {}),
         }
 
 

@@ -30,13 +30,22 @@ class ModelReady(_Body):
     ready: bool
 
 
+class Step(_Body):
+    model: str
+    batch_size: Count
+    waiting_ms: float
+    service_ms: float
+    energy_mj: float | None
+
+
 class _Served(_Body):
-    batch_size: Annotated[int, Field(ge=1)]
+    batch_size: Count
     waiting_ms: float
     service_ms: float
     energy_mj: float | None
     energy_source: str
     cpu_ms: float | None = None
+    steps: list[Step] | str | None = None  # of a pipeline; text in a parameter of the Open Inference Protocol
 
 
 class Class(_Body):
@@ -142,6 +151,25 @@ class Device(_Body):
     up: bool
     open_calls: Count
     models: dict[str, DeviceModel]
+
+
+class PipelineStep(_Body):
+    model: str
+    requests: float | None
+    queue_length: Count
+
+
+class PipelineProcess(_Body):
+    pid: int | None
+    restarts: Count
+    last_fault: str | None
+
+
+class Pipeline(_Body):
+    name: str
+    open_calls: Count
+    steps: list[PipelineStep]
+    processes: list[PipelineProcess]
 
 
 class PolicyMix(_Body):

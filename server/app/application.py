@@ -82,7 +82,7 @@ def create_fastapi(
     app = FastAPI(title="Batchwright", version=version, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False  # routing and authorisation have to use the same path
     app.router.routes[:0] = [*dashboard.routes(), *page_routes()]
-    app.openapi = cache(partial(generate, app, [*inference.models]))  # type: ignore[method-assign]
+    app.openapi = cache(partial(generate, app, inference.names))  # type: ignore[method-assign]
     add_predict(app)
     add_texts(app, lambda: [*inference.models])
     add_open_inference(app, DescriptionRoutes(inference, version))

@@ -2,22 +2,26 @@
 
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
-from math import ceil
+from math import ceil, inf
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from policies.catalog import choose
 from policies.objectives.frontier import SHARE
+from policies.planning.pipeline_bounds import PipelineModel, split_bound
 from server.api.inference import Inference, decoding_limits
+from server.api.pipelines import PipelineRunner
 from server.api.texts import error_renderer
-from server.app.application import Application
-from server.app.backend import Backend, ProfileSource, make_backend
+from server.app.application import Application, Background
+from server.app.backend import Backend, LoadedModel, ProfileSource, make_backend
 from server.app.exploration import Exploration
 from server.app.repository import Repository
-from server.app.start_checks import ServerPlan
+from server.app.start_checks import DEFAULT_MAX_BATCH_SIZE, ServerPlan
 from server.config import Settings
 from server.energy.meters import LastReading
 from server.scheduling.admission import Limits
@@ -59,7 +63,7 @@ class AssembledServer:
 def assemble(plan: ServerPlan, profile_source: ProfileSource, tracing: "Tracing | None" = None) -> AssembledServer:
     """Load the models, measure missing profiles, solve the policies, and build the application."""
     settings, metrics = plan.settings, Metrics()
-    backends = _backends(plan, profile_source)
+    backends = _with_bounds(plan, _backends(plan, profile_source))
     dispatchers = {_dispatcher(backend, metrics, tracing): backend for backend in backends}
     fleet = Fleet([*dispatchers], settings.queue_capacity)
     budget = MemoryBudget(settings.queue_bytes, lambda: max(1, ceil(fleet.backlog())))
@@ -87,7 +91,9 @@ def assemble(plan: ServerPlan, profile_source: ProfileSource, tracing: "Tracing 
         inference.predictors[dispatcher.device] = predictor
     repository = Repository(inference, dispatchers, profile_source)
     exploration = Exploration(inference, dispatchers, profile_source)
-    app = Application(inference, version("batchwright"), repository, {"exploration": exploration.run})
+    background: dict[str, Background] = {"exploration": exploration.run}
+    background |= _add_pipelines(plan, inference, tracing)
+    app = Application(inference, version("batchwright"), repository, background)
     keys = keys_of(settings)
     requests = RequestMiddleware(
         app,
@@ -100,6 +106,49 @@ def assemble(plan: ServerPlan, profile_source: ProfileSource, tracing: "Tracing 
         error_renderer=error_renderer,
     )
     return AssembledServer(requests, inference, fleet, metrics, keys)
+
+
+def _with_bounds(plan: ServerPlan, backends: Sequence[Backend]) -> list[Backend]:
+    """The devices, with the policies that keep the bounds of pipelines.
+
+    Raises:
+        SpecError: a bound cannot be kept.
+    """
+    specs = dict[str, str]()
+    for name, seconds in plan.bounds.items():
+        models = dict[str, PipelineModel]()
+        for model, number in plan.pipelines[name].calls().items():
+            profiles = [each.loaded[model].chosen.profile for each in backends if model in each.loaded]
+            models[model] = PipelineModel(profiles[0], number or 1, len(profiles))
+        for model, bound in split_bound(models, seconds, SHARE).items():
+            limit = f"{1e3 * bound.response_time:.6g}"
+            specs[model] = f"smdp:slo_share={limit}:{bound.share:.6g}"
+            _log.info("%s gets of the bound of %s: %.4g%% within %s ms", model, name, 100 * bound.share, limit)
+
+    def bounded(name: str, model: LoadedModel) -> LoadedModel:
+        return replace(model, chosen=choose(specs[name], model.chosen.profile)) if name in specs else model
+
+    return [
+        replace(each, loaded={name: bounded(name, model) for name, model in each.loaded.items()}) for each in backends
+    ]
+
+
+def _add_pipelines(plan: ServerPlan, inference: Inference, tracing: "Tracing | None") -> dict[str, Background]:
+    """Add the pipelines to what serves calls; return what watches their processes."""
+    settings, metrics = plan.settings, inference.metrics
+    watching: dict[str, Background] = {}
+    for name, source in plan.pipelines.items():
+        served, worker = source.load(name, "", DEFAULT_MAX_BATCH_SIZE, 1)
+        workers = [worker, *(worker.another() for _ in range(settings.pipeline_processes - 1))]
+        for each in workers:
+            each.on_restart = partial(metrics.restarted, f"pipeline {name}")
+        runner = PipelineRunner(served, workers, inference, tracing)
+        inference.pipelines[name] = runner
+        inference.fleet.before_drain = [runner.drain, *inference.fleet.before_drain]  # those that call it are first
+        metrics.watch_pipeline(name, partial(getattr, runner, "open_calls"))
+        metrics.objective(name, plan.bounds.get(name, inf), SHARE)
+        watching[f"pipeline {name}"] = partial(runner.watch, settings.hung_after_s)
+    return watching
 
 
 def _dispatcher(backend: Backend, metrics: Metrics, tracing: "Tracing | None") -> Dispatcher:
@@ -120,7 +169,7 @@ def _dispatcher(backend: Backend, metrics: Metrics, tracing: "Tracing | None") -
     dispatcher.accounting.tracing = tracing
     for model, choice in dispatcher.chosen.items():
         metrics.policy(model, name, choice.name, choice.spec)
-        metrics.objective(model, choice.objective, SHARE)
+        metrics.objective(model, choice.objective, choice.share)
     metrics.watch_device(name, lambda: dispatcher.up)
     backend.devices.watch(partial(metrics.restarted, name))
     metrics.watch_meter(name, backend.meter.source, LastReading(backend.meter))

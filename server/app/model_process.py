@@ -19,6 +19,7 @@ import numpy as np
 from policies.types import SpecError
 from server.backends.executor import Batch, Completion, Device, DeviceRun
 from server.backends.glibc_heap import keep_freed_memory
+from server.backends.pipeline_loop import serve_pipeline
 from server.backends.real_device import Optimise, RealDevice
 from server.backends.tensor_device import TensorDevice
 from server.models.model import Decoded, ServedModel
@@ -98,6 +99,10 @@ class _FileService(_Service):
         """What the model's own returns, as JSON; `kept` is what its `decode` kept."""
         render = self._made_model().render
         return as_json(render(outputs, *map(pickle.loads, kept)))
+
+    def run_pipeline(self, lane: Channel) -> None:
+        """Serve the calls of the pipeline on the calling thread, until the lane is closed."""
+        serve_pipeline(lane, self._made_model())
 
     def _made_model(self) -> Any:
         with self._made:
@@ -186,6 +191,9 @@ class _Lanes:
                     runner.standby = StandbyMemory((files[0], files[1]), self._shared)
                 continue
             try:
+                if method == "run_pipeline":
+                    self.service.run_pipeline(lane)
+                    return
                 if method in ("serve", "serve_alone"):
                     runner.serve(self.service.device, (number, *arguments), method == "serve")
                     continue

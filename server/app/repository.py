@@ -10,13 +10,13 @@ from functools import partial
 from itertools import count
 from typing import TypeVar
 
-from policies.objectives.frontier import SHARE
 from policies.types import SpecError
 from server.api.inference import Inference
 from server.api.open_inference.repository import State
 from server.app.backend import Backend, LoadedModel, ProfileSource, load_again
 from server.app.start_checks import check_upstreams
 from server.errors import (
+    BadInputError,
     DeviceLostError,
     DeviceUnavailableError,
     DrainingError,
@@ -68,6 +68,8 @@ class Repository:
                 found.append((model, "READY", ""))
             else:
                 found.append((model, "UNAVAILABLE", "unloaded" if model in fleet.unloaded else "not ready"))
+        for name, pipeline in self._inference.pipelines.items():
+            found.append((name, "READY", "") if pipeline.ready else (name, "UNAVAILABLE", "a model is not ready"))
         return found
 
     async def load(self, model: str) -> None:
@@ -96,6 +98,8 @@ class Repository:
 
     def _check_listed(self, model: str) -> None:
         models = self._inference.models
+        if model in self._inference.pipelines:
+            raise BadInputError(f"{model} is a pipeline, which is loaded at start; restart the server after an edit")
         if model not in models:
             raise NotFoundError(
                 f"no model {model[:80]!r}; the server's configuration lists {', '.join(models)}, others need a restart"
@@ -180,7 +184,7 @@ class Repository:
             by_shape = loaded.served.codec.varies_in_shape
             dispatcher.policies.switch(model, id, loaded.chosen, by_shape)
             inference.metrics.policy(model, dispatcher.device, loaded.chosen.name, loaded.chosen.spec)
-            inference.metrics.objective(model, loaded.chosen.objective, SHARE)
+            inference.metrics.objective(model, loaded.chosen.objective, loaded.chosen.share)
         inference.models[model] = served = replace(staged[0][1].served, id=id)
         inference.metrics.weights(model, served.weights == "random")
         was_unloaded = model in inference.fleet.unloaded

@@ -4,8 +4,10 @@ import difflib
 import logging
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,7 +20,7 @@ from server.backends.buckets import LARGEST, pads_to_buckets
 from server.backends.real_device import find_device
 from server.config import Settings, SettingsResult, by_model
 from server.models.images.torchvision_names import torchvision_names
-from server.models.sources import TorchvisionSource, UpstreamSource, source_of
+from server.models.sources import TensorSource, TorchvisionSource, UpstreamSource, source_of
 from server.models.upstream_spec import is_upstream
 from server.models.weights import check_weights
 
@@ -39,12 +41,14 @@ class DevicePlan:
         emulated: the profile whose service times an emulated device takes; None for a real device.
         profiles: by model, the profiles known without a measurement.
         chosen: by model, the policy for each of these profiles.
+        bounded: models that get a bound from that of a pipeline.
     """
 
     settings: Settings
     emulated: Profile | None
     profiles: Mapping[str, Profile]
     chosen: Mapping[str, ModelPolicy]
+    bounded: frozenset[str] = frozenset()
 
     def choose(self, model: str, profile: Profile) -> ModelPolicy:
         """The policy of a model for its final profile, which may have been measured or truncated after planning.
@@ -59,7 +63,8 @@ class DevicePlan:
 
     def has_goal(self, model: str) -> bool:
         """Whether the policy of a model is solved for a goal, or has to keep deadlines."""
-        return bool(_defaults(self.settings, model)) or has_goal(_spec(self.settings, model))
+        given = model in self.bounded or bool(_defaults(self.settings, model))
+        return given or has_goal(_spec(self.settings, model))
 
     def max_batch_size(self, model: str) -> int:
         """The largest batch size of a model."""
@@ -71,14 +76,18 @@ class ServerPlan:
     """Plan of a server whose checks have all passed.
 
     Attributes:
-        settings: as given.
+        settings: as given, without the pipelines among the models.
         bound: socket bound to the address of the server.
         devices: at least one.
+        pipelines: by name, each after those that it calls.
+        bounds: of pipelines on the 95th percentile of the response time, s.
     """
 
     settings: Settings
     bound: socket.socket
     devices: Sequence[DevicePlan]
+    pipelines: Mapping[str, TensorSource]
+    bounds: Mapping[str, float]
 
 
 def policy_of(settings: Settings, model: str, profile: Profile) -> ModelPolicy:
@@ -151,23 +160,89 @@ def make_plan(
     settings = result.settings
     if settings is None:
         raise SpecError("; ".join(errors.messages))
+    found = _find_pipelines(settings)
+    pipelines = errors.check(partial(_ordered, found, settings)) or {}
+    given = {name: settings.of(name).slo_p95_ms for name in found if settings.is_own(name, "slo_p95_ms")}
+    bounds = {name: bound / 1e3 for name, bound in given.items() if bound is not None}
+    settings = settings.without(found)
+    bounded = errors.check(partial(_bounded, {name: found[name].calls() for name in bounds}, settings)) or frozenset()
     for check in (_check_devices, _check_weights, check_objectives, *checks):
         errors.check(partial(check, settings))
-    devices = [_device_plan(one, cached_profile, errors) for one in settings.by_device()]
+    devices = [_device_plan(one, cached_profile, errors, bounded) for one in settings.by_device()]
     bound = errors.check(partial(bind, settings.host, settings.port))
     if bound is not None and errors.messages:
         bound.close()
     errors.raise_any()
     assert bound is not None
     _warn_of_unknown_names(settings)
-    return ServerPlan(settings, bound, devices)
+    return ServerPlan(settings, bound, devices, pipelines, bounds)
 
 
-def _device_plan(settings: Settings, cached_profile: CachedProfile, errors: _Errors) -> DevicePlan:
+def _find_pipelines(settings: Settings) -> dict[str, TensorSource]:
+    """The pipelines among the models; what cannot be read is taken for a model, whose check says why."""
+    found = {}
+    for name, spec in settings.specs.items():
+        source = source_of(spec)
+        with suppress(SpecError):
+            if ".py:" in spec and isinstance(source, TensorSource) and source.calls():
+                found[name] = source
+    return found
+
+
+def _ordered(pipelines: Mapping[str, TensorSource], settings: Settings) -> dict[str, TensorSource]:
+    """The pipelines, each after those that it calls.
+
+    Raises:
+        SpecError: one calls what is not served, or itself by way of others, or has settings of a model.
+    """
+    for name, source in pipelines.items():
+        missing = [called for called in source.calls() if called not in settings.specs]
+        if missing:
+            raise SpecError(
+                f"pipeline {name} calls {missing[0]}, which is not served; serve it, too, as {missing[0]}=SPEC"
+            )
+        if keys := [key for key in settings.keys_of(name) if key != "slo_p95_ms"]:
+            raise SpecError(f"{name} is a pipeline, which has no {keys[0]}; set it for the models that it calls")
+    try:
+        order = TopologicalSorter({name: each.calls() for name, each in pipelines.items()}).static_order()
+        return {name: pipelines[name] for name in order if name in pipelines}
+    except CycleError as error:
+        raise SpecError(f"pipelines call each other in a circle: {' -> '.join(error.args[1])}; break it") from error
+
+
+def _bounded(pipelines: Mapping[str, Mapping[str, int | None]], settings: Settings) -> frozenset[str]:
+    """The models that get a bound from that of a pipeline; `pipelines` have bounds, and call these so often.
+
+    Raises:
+        SpecError: one of them cannot get a bound.
+    """
+    bounded = dict[str, str]()
+    for name, calls in pipelines.items():
+        for model, number in calls.items():
+            if model not in settings.specs:
+                raise SpecError(
+                    f"{name} calls the pipeline {model}, so its bound is not split; bound the models instead"
+                )
+            if not number:
+                raise SpecError(
+                    f"{name} has a bound, and no `steps` of {model}; write steps = {{{model!r}: NUMBER, ...}}"
+                )
+            if _spec(settings, model) != "auto" or _defaults(settings, model):
+                raise SpecError(f"{model} gets its bound from {name}; leave out its own policy, w2 and slo_p95_ms")
+            if model in bounded:
+                raise SpecError(f"{name} and {bounded[model]} both bound {model}; bound one of them, or the models")
+            bounded[model] = name
+    return frozenset(bounded)
+
+
+def _device_plan(
+    settings: Settings, cached_profile: CachedProfile, errors: _Errors, bounded: frozenset[str]
+) -> DevicePlan:
     emulated = errors.check(partial(_emulated_profile, settings))
     errors.check(partial(_check_stages, settings))
     profiles = _profiles(settings, emulated, cached_profile, errors)
-    return DevicePlan(settings, emulated, profiles, _choices(settings, profiles, errors))
+    own = frozenset(settings.specs) & bounded
+    return DevicePlan(settings, emulated, profiles, _choices(settings, profiles, errors), own)
 
 
 def plan_model(plan: DevicePlan, model: str, cached_profile: CachedProfile) -> DevicePlan:
@@ -184,7 +259,7 @@ def plan_model(plan: DevicePlan, model: str, cached_profile: CachedProfile) -> D
     errors.check(partial(_check_stages, settings))
     profiles = _profiles(settings, emulated, cached_profile, errors)
     errors.raise_any()
-    return DevicePlan(settings, emulated, profiles, {})
+    return DevicePlan(settings, emulated, profiles, {}, plan.bounded)
 
 
 def is_emulated(settings: Settings) -> bool:

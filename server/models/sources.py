@@ -137,7 +137,16 @@ class TensorSource(ModelSource):
             raise SpecError(f"{name} cannot be split into stages; leave out --stages")
         if is_weights_file(weights):
             raise SpecError(f"{name} has its weights in its own file, not in {weights!r}; leave out --weights")
-        self._model()
+        if self.calls():
+            raise SpecError(f"{name} is a pipeline, which has no device; give a model that it calls")
+
+    def calls(self) -> dict[str, int | None]:
+        """The models that a pipeline calls, each with its typical number of requests, if known; raises as `make`.
+
+        A model calls none.
+        """
+        model = self._model()
+        return {**dict.fromkeys(model.models), **model.steps} if isinstance(model, RemoteModel) else {}
 
     def load(self, name: str, weights: str, max_batch_size: int, stages: int) -> ModelAndWorker:
         """Describe a model of its own, which the device loads."""

@@ -15,7 +15,6 @@ from typing import TypeVar
 from policies.adaptation.drift import DriftDetector
 from policies.adaptation.objective import AgeMargin, Objective, ResponseCounts
 from policies.catalog import ModelPolicy, solved_again
-from policies.objectives.frontier import SHARE
 from policies.profile import Profile
 from policies.types import SpecError
 from server.energy.meters import EnergyMeter
@@ -333,8 +332,8 @@ class Controller:
 
 
 def _objective_of(chosen: ModelPolicy) -> Objective | AgeMargin | None:
-    if "slo_p95_ms" in chosen.parameters and chosen.has_max_ages:
-        return AgeMargin(chosen.slo, SHARE, chosen.margin)
-    if "slo_p95_ms" in chosen.parameters and chosen.table is not None and any(row.w2 for row in chosen.table.rows):
-        return Objective(chosen.slo, SHARE)
+    if chosen.bounds_share and chosen.has_max_ages:
+        return AgeMargin(chosen.slo, chosen.share, chosen.margin)
+    if chosen.bounds_share and chosen.table is not None and any(row.w2 for row in chosen.table.rows):
+        return Objective(chosen.slo, chosen.share)
     return None

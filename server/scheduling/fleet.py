@@ -6,7 +6,7 @@ wait for the slowest of several devices, and its samples could not share a batch
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from math import inf
 
 from policies.queue.routing import least_delay
@@ -31,6 +31,7 @@ class Fleet:
         shutting_down: whether the shutdown has begun: the server is not ready, and admits calls only until `drain`.
         broken: set when all devices are lost.
         unloaded: names of the models that are unloaded, so that new calls of them are rejected.
+        before_drain: answers what makes further calls of the models, such as pipelines.
     """
 
     shutting_down = False
@@ -41,6 +42,7 @@ class Fleet:
         self.dispatchers = tuple(dispatchers)
         self.broken = asyncio.Event()
         self.unloaded: set[str] = set()
+        self.before_drain: Sequence[Callable[[], Awaitable[None]]] = ()
         self._capacity = capacity
         self._retired: set[Dispatcher] = set()
         self._update_serving()
@@ -170,7 +172,10 @@ class Fleet:
 
     async def drain(self) -> None:
         """Reject new calls, serve the accepted ones without waiting for more, and return when all are answered."""
-        self.shutting_down = self._draining = True
+        self.shutting_down = True
+        for drain in self.before_drain:
+            await drain()
+        self._draining = True
         while True:
             await asyncio.gather(*(dispatcher.drain() for dispatcher in self.dispatchers))
             if not self.open_calls:  # the calls of a device that was lost meanwhile have moved to another

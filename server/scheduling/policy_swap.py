@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from policies.catalog import ModelPolicy, by_stages
-from policies.objectives.frontier import SHARE
 from policies.planning.reachability import objective_warnings
 from policies.types import SpecError
 from server.scheduling.dispatcher import Dispatcher
@@ -47,7 +46,7 @@ async def swap(fleet: Fleet, metrics: Metrics, choosers: Mapping[str, Callable[[
     for (dispatcher, model), chosen in solved.items():
         dispatcher.policies.set(model, chosen)
         metrics.policy(model, dispatcher.device, chosen.name, chosen.spec)
-        metrics.objective(model, chosen.objective, SHARE)
+        metrics.objective(model, chosen.objective, chosen.share)
         metrics.objective_margin(model, dispatcher.device, chosen.margin)
         metrics.objective_level(model, dispatcher.device, 0)
     logged = {(model, chosen.profile): chosen for (_, model), chosen in solved.items()}

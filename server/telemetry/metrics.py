@@ -132,6 +132,11 @@ class Metrics:
         )
         self._predicted_size = gauge("predicted_batch_size", "Predicted mean batch size", *served)
         self._random_weights = gauge("random_weights", "1 if the model runs with random weights, else 0", "model")
+        pipeline = ("pipeline", "step")
+        self._pipeline_steps = histogram(
+            "pipeline_step_seconds", "Response time of a request of a pipeline, s", _SECONDS, *pipeline
+        )
+        self._pipeline_calls = gauge("pipeline_open_calls", "Samples that a pipeline serves now", "pipeline")
         self._policy_info = gauge("policy_info", "1 for the policy in use", *served, "policy", "spec")
 
     def predicted(self, model: str, device: str, found: Prediction) -> None:
@@ -148,6 +153,18 @@ class Metrics:
         self._queue_length.labels(model).set_function(queue_length)
         self._arrival_rate.labels(model).set_function(arrival_rate)
         self._capacity.labels(model).set_function(capacity)
+        self._begin(model)
+
+    def watch_pipeline(self, name: str, open_calls: _Read) -> None:
+        """Export the number of open calls of a pipeline by callback; its counters start at 0, as in `watch`."""
+        self._pipeline_calls.labels(name).set_function(open_calls)
+        self._begin(name)
+
+    def pipeline_step(self, pipeline: str, step: str, seconds: float) -> None:
+        """Observe the response time of a request of a pipeline, s; `step` is the model's name."""
+        self._pipeline_steps.labels(pipeline, step).observe(seconds)
+
+    def _begin(self, model: str) -> None:
         self._late.labels(model)
         for outcome in sorted({"ok", "cancelled", *(kind.outcome for kind in ServerError.kinds())}):
             self.outcome(model, outcome, 0)

@@ -9,7 +9,8 @@ OTEL_EXPORTER_OTLP_HEADERS, ...).
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import Token
 
 from opentelemetry import context
@@ -64,6 +65,12 @@ class Tracing:
             {"http.request.method": method, "url.path": path[:200], "batchwright.request_id": request_id},
         )
         return RequestSpan(span)
+
+    @contextmanager
+    def step(self, model: str) -> Iterator[None]:
+        """The span of a request of a pipeline, a child of the current span, and current in the `with` block."""
+        with self._tracer.start_as_current_span(f"step {model}", attributes={"batchwright.model": model}):
+            yield
 
     @staticmethod
     def current() -> Span | None:

@@ -53,11 +53,12 @@ class RequestContext(ABC):
         waiting: longest waiting time of the samples, s.
         service: longest service time of their batches, s.
         device: name of the device that served the samples.
+        steps: of a pipeline: what each of its requests took.
     """
 
     __slots__ = (
         *("answered", "began", "device", "headers", "key", "memory", "method", "path", "queued", "received"),
-        *("request_id", "samples", "service", "span", "status", "timeout", "waiting"),
+        *("request_id", "samples", "service", "span", "status", "steps", "timeout", "waiting"),
         *("_awaited", "_disconnected", "_reason"),
     )
 
@@ -78,6 +79,7 @@ class RequestContext(ABC):
         self.received = self.queued = self.answered = inf
         self.waiting = self.service = 0.0
         self.device = ""
+        self.steps: list[dict[str, Any]] = []
         self._awaited: asyncio.Future[Any] | None = None
         self._reason: Callable[[], Exception] | None = None  # not the exception, which would refer to the call
         self._disconnected = False

@@ -43,32 +43,37 @@ class Channel:
         self._shared = shared
         self._close = weakref.finalize(self, connection.close)
 
-    def send(self, message: Any, file: int | None = None) -> None:
+    def send(self, message: Any, file: int | None = None, wait: bool = True) -> None:
         """Send a message, and with a small one a file descriptor.
 
         Raises:
+            BlockingIOError: there is no room in the socket, and this does not wait.
             OSError: the other end is gone.
         """
         message_parts = _parts(message, self._shared)
         data = _joined(message_parts, INLINE)
         if data is not None:
-            self._send(data, [] if file is None else [file])
+            self._send(data, [] if file is None else [file], wait)
             return
         assert file is None
         memory = _written(message_parts)
         try:
-            self._send(_ELSEWHERE, [memory])
+            self._send(_ELSEWHERE, [memory], wait)
         finally:
             os.close(memory)
 
-    def _send(self, data: bytes | bytearray, files: list[int]) -> None:
+    def _send(self, data: bytes | bytearray, files: list[int], wait: bool) -> None:
+        flags = socket.MSG_NOSIGNAL | (0 if wait else socket.MSG_DONTWAIT)
         while True:
             try:
-                if files:
-                    socket.send_fds(self._socket, [data], files, socket.MSG_NOSIGNAL)
+                if files:  # not by socket.send_fds, which ignores the flags
+                    rights = socket.SOL_SOCKET, socket.SCM_RIGHTS, b"".join(map(_FILE.pack, files))
+                    self._socket.sendmsg([data], [rights], flags)
                 else:
-                    self._socket.send(data, socket.MSG_NOSIGNAL)
+                    self._socket.send(data, flags)
             except BlockingIOError:
+                if not wait:
+                    raise
                 self._await(select.POLLOUT)
             else:
                 return

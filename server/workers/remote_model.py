@@ -6,9 +6,11 @@ Of that it has the signature; `decode` and `render` are called in the model's wo
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from batchwright.model import Model, Tensor
+from batchwright.pipeline import Pipeline
 from policies.types import SpecError
 from server.errors import WorkerDiedError
 from server.workers.worker import ModelWorker
@@ -73,6 +75,8 @@ def describe(model: Model, samples: Sequence[Mapping[str, Any]]) -> Description:
         name: {key: _plain(each) for key, each in getattr(model, name).items()} for name in ("inputs", "outputs")
     }
     members |= {name: tuple(getattr(model, name)) for name in ("lengths", "dimensions")}
+    if isinstance(model, Pipeline):
+        members |= {"models": tuple(model.models), "steps": dict(model.steps)}
     own = frozenset(name for name in ("decode", "render") if getattr(type(model), name) is not getattr(Model, name))
     return Description(type(model).__name__, members, own, samples)
 
@@ -86,7 +90,12 @@ class RemoteModel(Model):
 
     Attributes:
         worker: the worker.
+        models: of a pipeline, the names of those that it calls; none of a model.
+        steps: of a pipeline, typical numbers of requests of these in a call.
     """
+
+    models: tuple[str, ...] = ()
+    steps: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, worker: ModelWorker, samples: Sequence[Mapping[str, Any]]) -> None:
         self.worker = worker

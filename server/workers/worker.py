@@ -177,6 +177,14 @@ class ModelWorker:
         assert lane is not None
         return lane
 
+    def lane(self) -> Lane:
+        """A thread of its own of the process, which is started if it is not running; raises as `load`."""
+        return self._process().lane()
+
+    def another(self) -> "ModelWorker":
+        """A worker of the same model, with a process of its own."""
+        return ModelWorker(self._model)
+
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the model on a thread of the worker that is free; raises as `Lane.call`.
 

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_every_name_of_the_interface_is_there() -> None:
     of_models, of_policies = {"Model", "Tensor", "BadInput", "Answer", "Kept"}, {"Policy", "State", "Launch", "Wait"}
+    of_models |= {"Pipeline", "InferenceError"}
     names = of_models | of_policies | {"Profile", "solve", "evaluate", "simulate"}
     assert set(batchwright.__all__) == names <= set(dir(batchwright))
     assert all(callable(getattr(batchwright, name)) for name in names)

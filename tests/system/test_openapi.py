@@ -13,7 +13,7 @@ def test_the_document_lists_every_route_of_the_contract() -> None:
     of_model = ["", "/ready", "/config", "/stats"]
     bases = ["/v2/models/{model}", "/v2/models/{model}/versions/{version}"]
     read = ["/", "/docs", "/metrics", "/v1/models", "/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats"]
-    read += ["/admin/devices", "/admin/models/{model}/policy", "/admin/models/{model}/profile"]
+    read += ["/admin/devices", "/admin/pipelines", "/admin/models/{model}/policy", "/admin/models/{model}/profile"]
     read += [*(base + path for base in bases for path in of_model)]
     posted = [
         "/v1/embeddings",

@@ -22,7 +22,7 @@ from policies.charts.action_table import actions, depends_on_mean_rate, describe
 from policies.planning.prediction import Prediction
 from policies.planning.reachability import Neighbour, objective_warnings
 from policies.profile import Profile
-from server.api.admin import describe_devices, neighbours_of
+from server.api.admin import describe_devices, describe_pipelines, neighbours_of
 from server.api.inference import Inference
 from server.errors import BadInputError
 from server.scheduling.fleet import Fleet
@@ -90,19 +90,21 @@ class DashboardData:
 
     async def form(self, request: Request) -> Response:
         """GET /live/form?model=M: how POST /predict takes a sample, and a call for a shell."""
-        model, _ = self._key(request)
-        form = self._inference.models[model].codec.form()
-        curl = curl_example(self._inference, model, str(request.base_url))
-        return _json({"model": model, "id": self._inference.models[model].id, **asdict(form), "curl": curl})
+        model = self._inference.model(request.query_params.get("model", self._first))
+        curl = curl_example(self._inference, model.name, str(request.base_url))
+        return _json({"model": model.name, "id": model.id, **asdict(model.codec.form()), "curl": curl})
+
+    @property
+    def _first(self) -> str:
+        return next(iter(self._inference.models))
 
     def _key(self, request: Request) -> _ModelOnDevice:
         """Return the requested model and the index of the device."""
-        first = next(iter(self._inference.models))
-        model, devices = request.query_params.get("model", first), self._fleet.dispatchers
+        model, devices = request.query_params.get("model", self._first), self._fleet.dispatchers
         device = request.query_params.get("device", "0")
         if device not in map(str, range(len(devices))):
             raise BadInputError(f"there is no device {device[:20]!r}; send an index from 0 to {len(devices) - 1}")
-        name, index = self._inference.model(model).name, int(device)
+        name, index = self._inference.name_with_policy(model), int(device)
         if name not in devices[index].chosen:  # the page keeps the device when another model is selected
             index = devices.index(self._fleet.first_of(name))
         return name, index
@@ -146,6 +148,7 @@ class DashboardData:
             "now": time.time(),
             "model": model,
             "models": [*self._inference.models],
+            "pipelines": describe_pipelines(self._inference),
             "device": key[1],
             "devices": describe_devices(fleet),
             "status": _status(fleet, model),
@@ -181,8 +184,8 @@ def _figures(found: Prediction) -> dict[str, float]:
 
 def curl_example(inference: Inference, model: str, address: str) -> str:
     """A line for a shell that sends a sample to the model; `address` is the server's URL, with a slash at its end."""
-    path = f"predict/{quote(model, safe='')}" if len(inference.models) > 1 else "predict"
-    return inference.models[model].codec.form().curl(address + path)
+    path = f"predict/{quote(model, safe='')}" if len(inference.names) > 1 else "predict"
+    return inference.model(model).codec.form().curl(address + path)
 
 
 def _mean_ms(total: Duration) -> float:

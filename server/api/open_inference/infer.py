@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import orjson
+
 from server.api.inference import ANY_BODY, JSON_REMEDY, Inference
 from server.api.open_inference.documents import VERSION
 from server.api.open_inference.protocol import (
@@ -55,7 +57,10 @@ class Infer:
             context.timeout = min(context.timeout, call.timeout)
         answers = await self._inference.infer(model, context, model.codec.from_tensors(call.take_tensors()))
         outputs = [answer.output for answer in answers]
-        arguments = call, model, outputs, self._inference.describe(answers, context)
+        facts = self._inference.describe(answers, context)
+        if context.steps:
+            facts["steps"] = orjson.dumps(context.steps).decode()  # a parameter is no list
+        arguments = call, model, outputs, facts
         slow = len(outputs) > _MANY_SAMPLES or any(map(model.codec.renders_slowly, outputs))
         body, length = await self._inference.run_in_thread(_render, *arguments) if slow else _render(*arguments)
         headers: Headers = [JSON_CONTENT]

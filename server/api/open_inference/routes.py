@@ -75,7 +75,7 @@ class DescriptionRoutes:
     async def ready(self, request: Request) -> Response:
         """GET /v2/models/{m}/ready."""
         model = self._model(request)
-        ready = self._inference.fleet.is_ready(model.name)
+        ready = self._inference.is_ready(model.name)
         return JSONResponse({"name": model.name, "ready": ready}, 200 if ready else 503)
 
     async def model_statistics(self, request: Request) -> Response:
@@ -85,7 +85,7 @@ class DescriptionRoutes:
 
     async def all_statistics(self, _: Request) -> Response:
         """GET /v2/models/stats."""
-        return JSONResponse(statistics(self._inference.metrics.statistics.of(name) for name in self._inference.models))
+        return JSONResponse(statistics(self._inference.metrics.statistics.of(name) for name in self._inference.names))
 
 
 def add_open_inference(app: FastAPI, routes: DescriptionRoutes) -> None:

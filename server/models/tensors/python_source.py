@@ -13,10 +13,12 @@ from importlib.machinery import (
     FileFinder,
     SourceFileLoader,
 )
+from inspect import iscoroutinefunction
 from pathlib import Path
 from types import CodeType
 
 from batchwright.model import Model, Tensor
+from batchwright.pipeline import Pipeline
 from policies.types import SpecError
 from server.errors import OutOfMemoryError, OutputError, one_line
 from server.models.encoder_spec import TASKS
@@ -43,7 +45,7 @@ def load_class(spec: str) -> type[Model]:
     found = vars(module).get(name)
     if not isinstance(found, type) or not issubclass(found, Model):
         known = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, Model)]
-        classes = ", ".join(key for key in known if vars(module)[key] is not Model) or "none"
+        classes = ", ".join(key for key in known if vars(module)[key] not in (Model, Pipeline)) or "none"
         wrong = f"has no class {name!r} derived from batchwright.Model" if name else "is given without a class"
         raise SpecError(f"{file} {wrong}; give {file}:CLASS, its models are: {classes}")
     _check_signature(found, f"{file}: class {name}")
@@ -152,8 +154,25 @@ def _check_signature(model: type[Model], where: str) -> None:
     _check_embedding(model, where)
     if model.torch and any(tensor.datatype == "BYTES" for tensor in model.inputs.values()):
         raise SpecError(f"{where}: torch has no tensors of BYTES; leave `torch = True` out, or take numbers")
-    if model.run is Model.run:
+    if issubclass(model, Pipeline):
+        _check_pipeline(model, where)
+    elif model.run is Model.run:
         raise SpecError(f"{where} has no method `run`; write run(self, {', '.join(model.inputs)})")
+
+
+def _check_pipeline(model: type[Pipeline], where: str) -> None:
+    models: object = getattr(model, "models", None)
+    if not isinstance(models, list | tuple) or not models or not all(type(each) is str for each in models):
+        raise SpecError(
+            f'{where} needs `models`, such as ("det", "rec"), the names of what it calls, not {models!r:.80}'
+        )
+    steps: object = model.steps
+    if not isinstance(steps, Mapping) or any(
+        name not in model.models or type(number) is not int or number < 0 for name, number in steps.items()
+    ):
+        raise SpecError(f"{where}: steps is {steps!r:.80}; give the number of requests a call by names of `models`")
+    if model.run is Pipeline.run or not iscoroutinefunction(model.run):
+        raise SpecError(f"{where} has no coroutine `run`; write async def run(self, models, {', '.join(model.inputs)})")
 
 
 def _check_embedding(model: type[Model], where: str) -> None:

@@ -91,6 +91,7 @@ function show(state, more) {
   showFigures(state);
   showPrediction(state.prediction);
   showBatches(state.batches);
+  showPipelines(state.pipelines);
   if (document.hidden || !page.view) return;
   showPolicy(state);
   if (more) showCharts(state);
@@ -152,7 +153,7 @@ function showObjective(p95, slo) {
   find("objective").classList.toggle("over", over);
 }
 
-const digits = (value) => value === null ? "–" : value.toFixed(value < 10 ? 2 : 1);
+const digits = (value) => value == null ? "–" : value.toFixed(value < 10 ? 2 : 1);
 const clock = (seconds) => {
   const at = new Date(1e3 * seconds);
   return `${at.toLocaleTimeString([], { hour12: false })}.${String(at.getMilliseconds()).padStart(3, "0")}`;
@@ -163,7 +164,22 @@ const BATCH_COLUMNS = [  // title, text of a batch
   ["energy, mJ", (b) => digits(b.energy_mj)], ["CPU time, ms", (b) => digits(b.cpu_ms)],
 ];
 
+const PIPELINE_COLUMNS = [
+  ["pipeline", (s) => s.name], ["open calls", (s) => s.open_calls], ["calls the model", (s) => s.model],
+  ["requests a call", (s) => digits(s.requests)], ["queue length of the model", (s) => s.queue_length],
+];
+
+function showPipelines(pipelines) {
+  find("pipelines").hidden = !pipelines.length;
+  const steps = pipelines.flatMap(({ name, open_calls, steps }) => steps.map((step) => ({ name, open_calls, ...step })));
+  fillTable(find("pipelines").querySelector("table"), PIPELINE_COLUMNS, steps);
+}
+
 function showBatches(batches) {
+  fillTable(find("batches"), BATCH_COLUMNS, batches);
+}
+
+function fillTable(table, columns, entries) {
   const filled = (row, tag, texts) => {
     texts.forEach((value) => {
       const cell = row.appendChild(document.createElement(tag));
@@ -172,10 +188,10 @@ function showBatches(batches) {
     });
     return row;
   };
-  const [head] = find("batches").tHead.rows;
-  if (!head.cells.length) filled(head, "th", BATCH_COLUMNS.map(([title]) => title));
-  const rows = batches.map((b) => filled(document.createElement("tr"), "td", BATCH_COLUMNS.map(([, of]) => of(b))));
-  find("batches").tBodies[0].replaceChildren(...rows);
+  const [head] = table.tHead.rows;
+  if (!head.cells.length) filled(head, "th", columns.map(([title]) => title));
+  const rows = entries.map((each) => filled(document.createElement("tr"), "td", columns.map(([, of]) => of(each))));
+  table.tBodies[0].replaceChildren(...rows);
 }
 
 function showPolicy(state) {

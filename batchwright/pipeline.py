@@ -1,0 +1,74 @@
+"""Pipelines of users: a coroutine that calls models of the same server, each call a request of that model's queue."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Protocol
+
+from batchwright.model import Model
+
+
+class InferenceError(Exception):
+    """A step of a pipeline failed; if `run` does not catch it, the call is answered with its status.
+
+    Attributes:
+        status: HTTP status that a client of the model would get.
+    """
+
+    def __init__(self, status: int, text: str) -> None:
+        """`text` is one line, which the client of the pipeline gets, too."""
+        super().__init__(text)
+        self.status = status
+
+
+class Step(Protocol):
+    """A model, or another pipeline, as a pipeline calls it."""
+
+    async def __call__(self, **inputs: Any) -> dict[str, Any]:
+        """Serve one sample: arrays by input name in, arrays by output name out, without a batch dimension.
+
+        Raises:
+            InferenceError: the request was rejected, expired or failed.
+        """
+        ...
+
+    async def predict(self, body: bytes, content_type: str = "") -> dict[str, Any]:
+        """Serve the sample that POST /predict takes, such as an encoded image or a text; raises as a call."""
+        ...
+
+
+class Models(Protocol):
+    """The models of a pipeline: `models.NAME`, or `models["NAME"]`."""
+
+    def __getattr__(self, name: str) -> Step:
+        """The model of that name."""
+        ...
+
+    def __getitem__(self, name: str) -> Step:
+        """The model of that name."""
+        ...
+
+
+class Pipeline(Model):
+    """Base class of pipelines, served by `serve-model MODEL... NAME=FILE.py:CLASS`.
+
+    A pipeline has a process of its own, where `run` is called on an event loop. `decode` and `render` are those of a
+    `Model`, and are called on threads.
+
+    Attributes:
+        models: names of the models and pipelines that it calls, which the same server serves.
+        steps: typical number of requests of each in one call. A call whose timeout is shorter than the least time of
+            these is rejected at once. The numbers are learned while serving; without any, from the first call on.
+    """
+
+    models: ClassVar[Sequence[str]]
+    steps: ClassVar[Mapping[str, int]] = {}
+
+    async def run(self, *_: Any, **inputs: Any) -> Mapping[str, Any]:
+        """Serve one sample: arrays by input name in, arrays by output name out, without a batch dimension.
+
+        The first argument is `Models`.
+
+        Raises:
+            BadInput: the sample is wrong; its text is the client's error message.
+            InferenceError: a step failed.
+        """
+        raise NotImplementedError
