@@ -14,7 +14,13 @@ class InferenceError(Exception):
     """
 
     def __init__(self, status: int, text: str) -> None:
-        """`text` is one line, which the client of the pipeline gets, too."""
+        """`text` is one line, which the client of the pipeline gets, too.
+
+        Raises:
+            ValueError: the status is not that of an error.
+        """
+        if type(status) is not int or not 400 <= status < 600:
+            raise ValueError(f"the status is {status!r}; give one from 400 to 599, and then the text")
         super().__init__(text)
         self.status = status
 

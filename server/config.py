@@ -5,7 +5,7 @@ A flag takes precedence over the environment, the environment over the file, the
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -390,9 +390,10 @@ def read_settings(flags: Mapping[str, Any], file: Path | None) -> SettingsResult
     values, errors = _read_file(file)
     of_model = _split_models(values, errors)
     explicit = {**EnvSettingsSource(Settings)(), **flags}
+    served = _entries(explicit.get("models", values.get("models")))
+    bounds = _split_bound(explicit, [str(entry).partition("=")[0] for entry in served], errors)
     values |= explicit
     _merge_lists(values, of_model, explicit)
-    bounds = _split_bound(values, explicit, errors)
     of_model = {
         model: {key: value for key, value in own.items() if key not in explicit} for model, own in of_model.items()
     }
@@ -438,14 +439,13 @@ def _merge_lists(values: dict[str, Any], of_model: Mapping[str, dict[str, Any]],
             values[key] = [*entries, *added]
 
 
-def _split_bound(values: dict[str, Any], explicit: dict[str, Any], errors: list[str]) -> dict[str, dict[str, Any]]:
+def _split_bound(explicit: dict[str, Any], served: Sequence[str], errors: list[str]) -> dict[str, dict[str, Any]]:
     """The bound of NAME=MS alone, by that name, taken out of the settings of all; errors are appended to `errors`."""
     given = explicit.get("slo_p95_ms")
     if not isinstance(given, str) or "=" not in given:
         return {}
-    del values["slo_p95_ms"], explicit["slo_p95_ms"]
+    del explicit["slo_p95_ms"]
     name, _, bound = given.partition("=")
-    served = [str(entry).partition("=")[0] for entry in _entries(values.get("models"))]
     if name not in served:
         errors.append(f"--slo-p95-ms {given} is for {name!r}, which is not served; name one of {', '.join(served)}")
         return {}

@@ -18,8 +18,8 @@ class ServerError(Exception):
         retry_after: Retry-After of the response, s; None without one.
     """
 
-    status: ClassVar[int] = 500
-    outcome: ClassVar[str] = "failed"
+    status: int = 500
+    outcome: str = "failed"
     retry_after: int | None = None
 
     @classmethod

@@ -9,7 +9,8 @@ The t_i are multiples of a part of the bound. Those of the least sum of mean res
 over R_i(t), the resource of the policy that keeps t and s_i with the least of it, solved for Poisson arrivals.
 
 Limits: the requests of one call arrive together and not as a Poisson process; the numbers n_i vary; what runs between
-the models takes time, too. The first two make responses later than R_i(t) knows, and Boole's inequality is cautious.
+the models takes time, too; all devices of a model have the profile of the first. The first two make responses later
+than R_i(t) knows, and Boole's inequality is cautious.
 """
 
 from collections.abc import Mapping, Sequence

@@ -11,7 +11,15 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from policies.cpus import available_cpus
-from server.errors import INTERNAL_ERROR, BadInputError, NotFoundError, RejectedError, ServerError, TooLargeError
+from server.errors import (
+    INTERNAL_ERROR,
+    BadInputError,
+    DrainingError,
+    NotFoundError,
+    RejectedError,
+    ServerError,
+    TooLargeError,
+)
 from server.models.model import Codec, DecodeCost, Inputs, ServedModel
 from server.scheduling.admission import reject_if_full
 from server.scheduling.calls import Sample
@@ -152,6 +160,8 @@ class Inference:
                 if callable(named):
                     name = await named()
                 model = self.model(name)
+                if self.fleet.draining:
+                    raise DrainingError("the server is stopping; send the request to another one", 1)
                 self.check_begin(model.name, context.remaining_timeout())
                 self.calls[model.id] += 1
                 try:

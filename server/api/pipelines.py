@@ -5,7 +5,7 @@ import contextvars
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import count
 from math import ceil, inf
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from policies.types import SpecError
 from server.api.inference import Inference
 from server.errors import (
     INTERNAL_ERROR,
     BadInputError,
-    DrainingError,
     ExecutionError,
     ExpiredError,
     ModelError,
@@ -44,7 +44,7 @@ _log = logging.getLogger("batchwright.pipeline")
 _MAX_STEPS = 1024  # of one call
 _WATCH_INTERVAL = 1.0  # s between two questions to a process whether its loop runs
 _WEIGHT = 0.05  # of a call in the mean numbers of steps
-_DEVICE = "pipeline"  # in metrics, of a call that no one device serves
+_DEVICE = "pipeline"  # label in metrics, in place of a device
 
 
 class _StepContext(RequestContext):
@@ -103,11 +103,14 @@ class _Process:
 
     Attributes:
         calls: the open ones, by number.
+        fails: whether the last start failed.
     """
 
-    def __init__(self, worker: ModelWorker, serve: Callable[[_Call, str, str, Any], Awaitable[Any]]) -> None:
-        """`serve` serves a step of a call: the model, the form of its inputs, and these."""
+    def __init__(self, name: str, worker: ModelWorker, serve: Callable[[_Call, str, str, Any], Awaitable[Any]]) -> None:
+        """`name` is the pipeline's; `serve` serves a step of a call: the model, the form of its inputs, and these."""
+        self._name = name
         self.calls: dict[int, _Call] = {}
+        self.fails = False
         self._worker = worker
         self._serve = serve
         self._numbers = count()
@@ -124,37 +127,58 @@ class _Process:
         Raises:
             ServerError: it failed.
         """
-        channel = await self._ready()
         number = next(self._numbers)
         self.calls[number] = call
+        channel: LoopChannel | None = None
         try:
+            channel = await self.start()
             channel.send(("call", number, call.inputs))
             return await call.done
         finally:
             del self.calls[number]
-            if not call.done.done() or call.done.cancelled():
+            if channel is not None and (not call.done.done() or call.done.cancelled()):
                 channel.send(("cancel", number))
             call.drop()
 
-    async def _ready(self) -> LoopChannel:
-        """The channel to the process, which is started if it is not running."""
+    async def start(self) -> LoopChannel:
+        """Start the process, if it is not running, and return the channel to it.
+
+        Raises:
+            ExecutionError: it cannot be started.
+        """
         async with self._starting:
             if self._channel is None:
+                self.fails = True
                 try:
-                    lane = await asyncio.get_running_loop().run_in_executor(self._pool, self._worker.lane)
-                    lane.channel.send((0, "run_pipeline", ()))
-                except (OSError, WorkerDiedError) as error:
+                    self._lane = await asyncio.get_running_loop().run_in_executor(self._pool, self._begin)
+                except (OSError, SpecError, WorkerDiedError) as error:
                     raise ExecutionError(f"the pipeline's process cannot be started: {one_line(error)}") from error
-                self._unanswered, self._lane = 0, lane
-                self._channel = LoopChannel(lane.channel, self._received, partial(self._ended, lane))
+                self._unanswered, self.fails = 0, False
+                self._channel = LoopChannel(self._lane.channel, self._received, partial(self._ended, self._lane))
             return self._channel
+
+    def _begin(self) -> Lane:
+        lane = self._worker.lane()
+        lane.call("describe")  # which imports the file
+        lane.channel.send((next(lane.numbers), "run_pipeline", ()))
+        return lane
+
+    @property
+    def is_up(self) -> bool:
+        """Whether calls need not wait for its start."""
+        return self._channel is not None
 
     def _received(self, message: tuple[Any, ...]) -> None:
         kind, *rest = message
         self._unanswered = 0
-        if not rest or (call := self.calls.get(rest[0])) is None:
+        if not rest:
             return
         number, *what = rest
+        call = self.calls.get(number)
+        if call is None:
+            if kind == "step" and self._channel is not None:
+                self._channel.send(("error", number, what[0], ServerError.status, "the call has ended"))
+            return
         if kind == "step":
             step, *request = what
             call.tasks[step] = asyncio.get_running_loop().create_task(
@@ -163,26 +187,28 @@ class _Process:
         elif kind == "drop":
             if (task := call.tasks.get(what[0])) is not None:
                 task.cancel()
-        elif not call.done.done():
-            if kind == "done":
+        elif kind == "done":
+            if not call.done.done():
                 call.done.set_result(what[0])
-            else:
-                call.done.set_exception(_error(call, *what))
+        else:
+            call.fail(_error(self._name, call, *what))
 
     async def _step(self, number: int, call: _Call, step: int, model: str, form: str, what: Any) -> None:
         try:
             outputs = await self._serve(call, model, form, what)
-            answer: tuple[Any, ...] = ("result", number, step, outputs)
+            if self._channel is not None:
+                self._channel.send(("result", number, step, outputs))
+            return
         except ServerError as error:
             call.errors[step] = error
-            answer = ("error", number, step, error.status, str(error))
+            answer = error.status, str(error)
         except Exception:  # noqa: BLE001  (a bug must not leave the pipeline waiting)
             _log.exception("a step of %s failed with an exception", model)
-            answer = ("error", number, step, ServerError.status, INTERNAL_ERROR)
+            answer = ServerError.status, INTERNAL_ERROR
         finally:
             del call.tasks[step]
         if self._channel is not None:
-            self._channel.send(answer)
+            self._channel.send(("error", number, step, *answer))
 
     def _ended(self, lane: Lane) -> None:
         """Fail the open calls, once it is known how the process ended, and start it again."""
@@ -193,7 +219,7 @@ class _Process:
             how = await asyncio.get_running_loop().run_in_executor(self._pool, lane.process.end)
             for call in lost:
                 call.fail(ExecutionError(f"the pipeline's process {how}; send the call again"))
-            await self._ready()
+            await self.start()
 
         self._failing = asyncio.get_running_loop().create_task(fail())
         self._failing.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -204,9 +230,14 @@ class _Process:
         return {"pid": worker.pid, "restarts": worker.restarts, "last_fault": worker.last_fault}
 
     async def watch(self, limit: float) -> None:
-        """Replace the process if its loop is blocked for longer than a limit, s; until cancelled."""
+        """Start the process, and replace it if its loop is blocked for longer than a limit, s; until cancelled."""
+        with suppress(ExecutionError):
+            await self.start()
         while True:
             await asyncio.sleep(_WATCH_INTERVAL)
+            if self.fails:
+                with suppress(ExecutionError):
+                    await self.start()
             if self._channel is None or self._lane is None or not self.calls:
                 continue
             if self._unanswered * _WATCH_INTERVAL >= limit:
@@ -217,20 +248,22 @@ class _Process:
                 self._channel.send(("ping",))
 
 
-def _error(call: _Call, step: int | None, status: int | None, sent: SentError) -> ServerError:
+def _error(name: str, call: _Call, step: int | None, status: int | None, sent: SentError) -> ServerError:
     """The error of a call whose `run` raised an exception."""
     if step is not None and step in call.errors:
         return call.errors[step]
     error = received(sent)
-    if "batchwright.model.BadInput" in sent.names or (status is not None and 400 <= status < 500):
+    if "batchwright.model.BadInput" in sent.names:
         return BadInputError(one_line(error))
     if status is not None:
-        return ModelError(one_line(error))
-    _log.error("run of a pipeline failed", exc_info=error)
+        found = BadInputError(one_line(error)) if status < 500 else ModelError(one_line(error))
+        found.status = status
+        return found
+    _log.error("run of the pipeline %s failed in request %s", name, call.context.request_id, exc_info=error)
     if isinstance(error, ServerError):  # such as outputs that do not fit
         return error
     place = f" in {sent.place}" if sent.place else ""
-    return ModelError(f"the pipeline failed with {type(error).__name__}{place}")
+    return ModelError(f"the pipeline failed with {sent.names[0].rpartition('.')[2]}{place}")
 
 
 class PipelineRunner:
@@ -254,12 +287,12 @@ class PipelineRunner:
         model: Any = served.codec.model
         self.served: ServedModel = served
         self.models: Sequence[str] = model.models
-        self.steps: Mapping[str, float] = dict(model.steps)
+        self._declared: Mapping[str, int] = dict(model.steps)
+        self.steps: Mapping[str, float] = self._declared
         self.open_calls = 0
         self._inference = inference
         self._tracing = tracing
-        self._processes = [_Process(worker, self._step) for worker in workers]
-        self._draining = False
+        self._processes = [_Process(served.name, worker, self._step) for worker in workers]
         self._idle = asyncio.Event()
 
     async def watch(self, limit: float) -> None:
@@ -267,8 +300,7 @@ class PipelineRunner:
         await asyncio.gather(*(process.watch(limit) for process in self._processes))
 
     async def drain(self) -> None:
-        """Reject new calls, and wait until the accepted ones are answered."""
-        self._draining = True
+        """Wait until all calls are answered; new ones are not admitted any more."""
         if self.open_calls:
             self._idle.clear()
             await self._idle.wait()
@@ -276,7 +308,8 @@ class PipelineRunner:
     @property
     def ready(self) -> bool:
         """Whether new calls should be sent."""
-        return not self._draining and all(self._inference.is_ready(name) for name in self.models)
+        runs = not all(process.fails for process in self._processes)
+        return runs and all(self._inference.is_ready(name) for name in self.models)
 
     def check_room(self, n: int, timeout: float) -> None:
         """Check whether `n` more samples can be served within a timeout, s.
@@ -284,11 +317,10 @@ class PipelineRunner:
         Raises:
             RejectedError: they cannot.
         """
-        if self._draining:
-            raise DrainingError("the server is shutting down; send the request to another server", 1)
         reject_if_full(n, self.open_calls, self._inference.capacity, self._inference.fleet.backlog)
         least = 0.0 if timeout == inf else self.least_time()
         if timeout < least:
+            self._learn(self._declared)  # so that an unusual call does not reject others for ever
             raise TooLateError(
                 f"the steps of {self.served.name} take at least {1e3 * least:.4g} ms, and the timeout is "
                 f"{1e3 * timeout:.4g} ms",
@@ -297,19 +329,19 @@ class PipelineRunner:
 
     def least_time(self) -> float:
         """The time of the mean number of steps on idle devices, s: those of one model together, one after another."""
-        return sum(self._least_time(name, number) for name, number in self.steps.items() if number)
+        return sum(self._least_time(name, round(number)) for name, number in self.steps.items() if round(number))
 
     def processes(self) -> list[dict[str, Any]]:
         """Id of each process, number of its restarts, and why the last one died; None where there is none."""
         return [process.facts() for process in self._processes]
 
-    def _least_time(self, name: str, number: float) -> float:
+    def _least_time(self, name: str, number: int) -> float:
         if (other := self._inference.pipelines.get(name)) is not None:
             return other.least_time()
         devices = self._inference.fleet.devices_of(name)
         known = devices[0].learned(name)
         length = min(known.lengths or (0,))
-        each = max(1, ceil(number / len(devices)))
+        each = ceil(number / len(devices))
         return min(ceil(each / b) * known.service_time(b, length) for b in range(1, known.max_batch_size + 1))
 
     async def run(self, samples: Sequence[Any], context: RequestContext) -> list[Sample]:
@@ -319,6 +351,8 @@ class PipelineRunner:
             ServerError: one of them failed, or the timeout has passed.
         """
         timeout = context.remaining_timeout()
+        self.check_room(len(samples), timeout)
+        self.open_calls += len(samples)
         tasks = [asyncio.ensure_future(self._run_one(sample, context)) for sample in samples]
         try:
             async with asyncio.timeout(None if timeout == inf else timeout):
@@ -330,19 +364,16 @@ class PipelineRunner:
         finally:
             for task in tasks:
                 task.cancel()
+            self.open_calls -= len(samples)
+            if not self.open_calls:
+                self._idle.set()
         self._inference.metrics.statistics.batch_completed(self.served.name, len(answers), None)
         return answers
 
     async def _run_one(self, inputs: Any, context: RequestContext) -> Sample:
-        process = min(self._processes, key=lambda each: len(each.calls))
+        process = min(self._processes, key=lambda each: (not each.is_up, len(each.calls)))
         call = _Call(inputs, context)
-        self.open_calls += 1
-        try:
-            outputs = await process.run(call)
-        finally:
-            self.open_calls -= 1
-            if not self.open_calls:
-                self._idle.set()
+        outputs = await process.run(call)
         self._learn(call.made)
         context.steps += [_facts(name, answer) for name, answer in call.answers]
         return _together(outputs, [answer for _, answer in call.answers])
@@ -408,11 +439,15 @@ def _inputs(model: ServedModel, form: str, what: Any, context: RequestContext) -
         body, content_type = what
         context.memory.grow(len(body))
         return model.codec.from_body(body, content_type)
-    context.memory.grow(sum(array.nbytes for array in what.values()))
+    context.memory.grow(sum(map(_bytes, what.values())))
     expected = {spec.name: spec for spec in model.signature.inputs}
     if what.keys() != expected.keys():
         raise BadInputError(f"{model.name} takes {', '.join(expected)}, not {', '.join(what) or 'nothing'}")
     return model.codec.from_tensors({name: _tensor(model.name, spec, what[name]) for name, spec in expected.items()})
+
+
+def _bytes(array: Any) -> int:
+    return sum(map(len, array.flat)) if array.dtype.hasobject else array.nbytes
 
 
 def _tensor(model: str, spec: TensorSpec, array: Any) -> Tensor:
@@ -426,6 +461,8 @@ def _tensor(model: str, spec: TensorSpec, array: Any) -> Tensor:
     if texts:
         return Tensor(spec.name, datatype, shape, [e.encode() if isinstance(e, str) else e for e in array.flat])
     if array.dtype != dtype:
+        if dtype.hasobject:
+            raise BadInputError(f"{where} has values of type {array.dtype}; it takes {datatype}")
         converted = array.astype(dtype) if np.can_cast(array.dtype, dtype, "same_kind") else None
         if converted is None or (dtype.kind in "iu" and (converted != array).any()):
             raise BadInputError(f"{where} has values of type {array.dtype}; it takes {datatype}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
-from server.app.http_server import HttpServer, raise_file_limit, reload_files
+from server.app.http_server import HttpServer, reload_files
 from server.backends.glibc_heap import trim_periodically
 from server.scheduling.fleet import Fleet
 from server.transport.connection import Listener
@@ -45,7 +45,6 @@ def serve(
     Returns:
         The exit code: 0, or EXIT_DEVICE_LOST when no device works any more.
     """
-    raise_file_limit()
     gc.collect()
     gc.freeze()  # later collections skip the objects of the loaded models
     server = HttpServer(app, listener)

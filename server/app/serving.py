@@ -12,7 +12,7 @@ from prometheus_client import disable_created_metrics
 from policies.types import SpecError
 from server.app.assembly import AssembledServer, assemble, keys_of
 from server.app.backend import ProfileSource
-from server.app.http_server import bind_grpc
+from server.app.http_server import bind_grpc, raise_file_limit
 from server.app.lifecycle import serve
 from server.app.start_checks import ServerPlan, make_plan
 from server.app.traces import exported_traces
@@ -33,6 +33,7 @@ def run(result: SettingsResult, profiles: ProfileSource, started: float) -> int:
     """Serve by these settings; return the exit code. `started` is the time at which the command started, s."""
     plan = make_plan(result, profiles.cached, _CHECKS)
     settings = plan.settings
+    raise_file_limit()  # before there are processes of models
     if settings.gateways is not None:
         _log.warning(
             "--gateways %s has no effect: one process serves HTTP; leave it out, and for more run several servers "

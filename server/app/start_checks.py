@@ -182,8 +182,8 @@ def _find_pipelines(settings: Settings) -> dict[str, TensorSource]:
     """The pipelines among the models; what cannot be read is taken for a model, whose check says why."""
     found = {}
     for name, spec in settings.specs.items():
-        source = source_of(spec)
         with suppress(SpecError):
+            source = source_of(spec)
             if ".py:" in spec and isinstance(source, TensorSource) and source.calls():
                 found[name] = source
     return found
@@ -207,7 +207,7 @@ def _ordered(pipelines: Mapping[str, TensorSource], settings: Settings) -> dict[
         order = TopologicalSorter({name: each.calls() for name, each in pipelines.items()}).static_order()
         return {name: pipelines[name] for name in order if name in pipelines}
     except CycleError as error:
-        raise SpecError(f"pipelines call each other in a circle: {' -> '.join(error.args[1])}; break it") from error
+        raise SpecError(f"pipelines call each other in a cycle: {' -> '.join(error.args[1])}; break it") from error
 
 
 def _bounded(pipelines: Mapping[str, Mapping[str, int | None]], settings: Settings) -> frozenset[str]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from batchwright.model import BadInput
 from batchwright.pipeline import InferenceError, Pipeline
 from server.backends.tensor_batches import checked_rows
-from server.models.signature import DTYPES, Signature
+from server.models.signature import DTYPES, Signature, TensorSpec
 from server.models.tensors.codec import TensorCodec
 from server.models.tensors.python_source import place_of
 from server.workers.channel import Channel
@@ -72,7 +72,7 @@ class _Calls:
         else:
             number, step, *what = rest
             future = self._steps.get((number, step))
-            if future is None or future.done():  # `run` has given it up
+            if future is None or future.done():  # `run` does not wait for it any more
                 return
             if kind == "result":
                 future.set_result(what[0])
@@ -86,15 +86,17 @@ class _Calls:
             task.cancel()
 
     async def _run(self, number: int, inputs: Mapping[str, Any]) -> None:
+        """Run a call. After a cancellation, which the main process has asked for, it does not read the answer."""
+        own = {name: array.copy() for name, array in inputs.items()}  # their memory is used again after the call
         try:
-            found = await self._pipeline.run(_Models(self._pipeline.models, self, number), **inputs)
+            found = await self._pipeline.run(_Models(self._pipeline.models, self, number), **own)
             self.channel.send(("done", number, _outputs(self._signature, found)))
-        except asyncio.CancelledError:
-            return
         except BaseException as error:  # noqa: BLE001  (it is the answer)
             self.channel.send(_failed(number, error))
         finally:
             del self._tasks[number]
+            for future in [each for (call, _), each in self._steps.items() if call == number]:
+                future.cancel()
 
     async def step(self, number: int, step: int, model: str, form: str, what: Any) -> Any:
         """Have the main process serve a step of a call."""
@@ -153,26 +155,37 @@ def _array(value: Any, where: str) -> Any:
     odd = next((each for each in array.flat if not isinstance(each, str | bytes)), None)
     if odd is not None:
         raise TypeError(f"{where} has a value of type {type(odd).__name__}; give numbers or bytes")
-    return array
+    return _encoded(array)
+
+
+def _encoded(array: NDArray[Any]) -> NDArray[Any]:
+    """Texts as bytes, which are of no class of the user's."""
+    elements = [each.encode() if isinstance(each, str) else bytes(each) for each in array.flat]
+    return np.fromiter(elements, object, len(elements)).reshape(array.shape)
 
 
 def _outputs(signature: Signature, found: Any) -> Mapping[str, NDArray[Any]]:
     """What `run` returned, as arrays of the outputs' datatypes; raises as `checked_rows`."""
     if isinstance(found, Mapping):
-        dtypes = {spec.name: DTYPES[spec.datatype] for spec in signature.outputs if spec.name in found}
-        found = {**found, **{name: _converted(found[name], dtype)[None] for name, dtype in dtypes.items()}}
+        specs = [spec for spec in signature.outputs if spec.name in found]
+        found = {**found, **{spec.name: [_converted(found[spec.name], spec)] for spec in specs}}
     row: Mapping[str, NDArray[Any]]
     (row,) = checked_rows(signature, found, 1)
     return row
 
 
-def _converted(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """An array of this dtype, if it is of the same kind; texts are encoded."""
+def _converted(value: Any, spec: TensorSpec) -> NDArray[Any]:
+    """An array of the output's datatype, if its values are of the same kind and within its range."""
+    dtype = DTYPES[spec.datatype]
     array = np.asarray(value, object if dtype.hasobject else None)
+    if array.shape == (0,) and array.ndim < len(spec.sample_shape):  # an empty list has no inner shape
+        return np.zeros([max(0, size) for size in spec.sample_shape], dtype)
     if dtype.hasobject:
-        elements = [each.encode() if isinstance(each, str) else each for each in array.flat]
-        array = np.fromiter(elements, object, len(elements)).reshape(array.shape)
-    return array.astype(dtype) if np.can_cast(array.dtype, dtype, "same_kind") else array
+        texts = all(isinstance(each, str | bytes) for each in array.flat)
+        return _encoded(array) if texts else array
+    converted = array.astype(dtype) if np.can_cast(array.dtype, dtype, "same_kind") else array
+    wraps = dtype.kind in "iu" and array.dtype.kind in "iu" and (converted != array).any()
+    return array if wraps else converted
 
 
 def _failed(number: int, error: BaseException) -> tuple[Any, ...]:

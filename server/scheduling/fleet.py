@@ -31,11 +31,12 @@ class Fleet:
         shutting_down: whether the shutdown has begun: the server is not ready, and admits calls only until `drain`.
         broken: set when all devices are lost.
         unloaded: names of the models that are unloaded, so that new calls of them are rejected.
-        before_drain: answers what makes further calls of the models, such as pipelines.
+        draining: whether new calls of clients are rejected.
+        before_drain: coroutines that drain the pipelines, awaited before the dispatchers are drained.
     """
 
     shutting_down = False
-    _draining = False
+    draining = False
 
     def __init__(self, dispatchers: Sequence[Dispatcher], capacity: int = DEFAULT_LIMITS.capacity) -> None:
         """`dispatchers` have different names, at least one; `capacity` is the maximum number of waiting requests."""
@@ -172,10 +173,9 @@ class Fleet:
 
     async def drain(self) -> None:
         """Reject new calls, serve the accepted ones without waiting for more, and return when all are answered."""
-        self.shutting_down = True
+        self.shutting_down = self.draining = True
         for drain in self.before_drain:
             await drain()
-        self._draining = True
         while True:
             await asyncio.gather(*(dispatcher.drain() for dispatcher in self.dispatchers))
             if not self.open_calls:  # the calls of a device that was lost meanwhile have moved to another
@@ -225,7 +225,7 @@ class Fleet:
             resumed = [d for d in self.dispatchers if d.up and d in self._retired and model in d.chosen]
             for dispatcher in resumed:
                 _log.critical("%s is resumed: no other device of %s works", dispatcher.device, model)
-                if not self._draining:
+                if not self.draining:
                     dispatcher.policies.resume()
             if not resumed:
                 _log.critical("no device of %s works; its calls are rejected", model)

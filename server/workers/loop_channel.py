@@ -1,6 +1,7 @@
 """A channel on an event loop: no message waits in the loop's thread."""
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -8,6 +9,7 @@ from typing import Any
 
 from server.workers.channel import Channel
 
+_log = logging.getLogger("batchwright.pipeline")
 _BURST = 32  # messages that are received before others of the loop run
 
 
@@ -15,7 +17,7 @@ class LoopChannel:
     """One end of a channel; all methods, and the functions that it calls, run on the loop in which it was made."""
 
     def __init__(self, channel: Channel, on_message: Callable[[Any], None], on_end: Callable[[], None]) -> None:
-        """Call `on_message` with each message, and `on_end` once, when the other end is closed."""
+        """Call `on_message` with each message, and `on_end` once, when the other end is closed or a message is lost."""
         self._loop = asyncio.get_running_loop()
         self._channel = channel
         self._on_message, self._on_end = on_message, on_end
@@ -45,8 +47,13 @@ class LoopChannel:
         return True
 
     def _send_waiting(self) -> None:
-        while self._waiting and self._is_sent(self._waiting[0]):
-            self._waiting.popleft()
+        try:
+            while self._waiting and self._is_sent(self._waiting[0]):
+                self._waiting.popleft()
+        except Exception:  # noqa: BLE001  (a message is lost)
+            _log.exception("a message of a pipeline cannot be sent")
+            self._end()
+            return
         if not self._waiting:
             self._loop.remove_writer(self._channel.fileno())
 
@@ -57,12 +64,19 @@ class LoopChannel:
             except BlockingIOError:
                 return
             except EOFError:
-                self.close()
-                self._on_end()
+                self._end()
+                return
+            except Exception:  # noqa: BLE001  (a message is lost)
+                _log.exception("a message of a pipeline cannot be read")
+                self._end()
                 return
             self._on_message(message)
             if self._closed:
                 return
+
+    def _end(self) -> None:
+        self.close()
+        self._on_end()
 
     def close(self) -> None:
         """Close this end; no function is called any more."""

@@ -42,6 +42,11 @@ class Square(Model):
     def decode(self, body, content_type):
         import numpy
         return {"v": numpy.array([float(body)], "float32")}
+class Words(Model):
+    inputs = {"what": Tensor("BYTES", [1])}
+    outputs = {"same": Tensor("BYTES", [1])}
+    def run(self, what):
+        return {"same": what}
 class Slow(Model):
     inputs = {"v": Tensor("FP32", [1])}
     outputs = {"s": Tensor("FP32", [1])}
@@ -69,7 +74,7 @@ class Sum(Pipeline):
 class Odd(Pipeline):
     inputs = {"what": Tensor("BYTES", [1])}
     outputs = {"said": Tensor("BYTES", [-1])}
-    models = ("sum", "square", "slow")
+    models = ("sum", "square", "slow", "words")
     def decode(self, body, content_type):
         return {"what": [body]}
     def render(self, outputs):
@@ -108,6 +113,18 @@ class Odd(Pipeline):
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(models.sum(x=[13.0] * 4))
                 tasks.create_task(models.slow(v=[1.0]))
+        if word == "left":
+            await asyncio.gather(models.sum(x=[13.0] * 4), *(models.slow(v=[1.0]) for _ in range(4)))
+        if word == "tasks":
+            return {"said": [str(len(asyncio.all_tasks()))]}
+        if word == "cancelled":
+            raise asyncio.CancelledError
+        if word == "sleep":
+            await asyncio.sleep(1.0)
+        if word == "busy":
+            raise InferenceError(503, "too much of it")
+        if word == "number":
+            await models.words(what=[1.0])
         if word == "abandon":
             try:
                 await asyncio.wait_for(models.slow(v=[1.0]), 0.05)
@@ -137,11 +154,13 @@ def cache(folder: Path) -> Iterator[None]:
 
 
 def models(folder: Path, *names: str) -> list[str]:
-    files = dict.fromkeys(("count", "square", "slow"), "models.py") | dict.fromkeys(("sum", "odd"), "pipelines.py")
+    files = dict.fromkeys(("count", "square", "slow", "words"), "models.py") | dict.fromkeys(
+        ("sum", "odd"), "pipelines.py"
+    )
     return [f"{name}={folder}/{files[name]}:{name.capitalize()}" for name in names]
 
 
-ALL = ("odd", "sum", "count", "square", "slow")
+ALL = ("odd", "sum", "count", "square", "slow", "words")
 
 
 @pytest.fixture(scope="module")
@@ -215,6 +234,9 @@ def test_the_open_inference_protocol_serves_a_pipeline(shared: Server) -> None:
         ("output", 500, "the model returned no output said"),
         ("many", 500, "more than 1024 requests"),
         ("group", 400, "thirteen"),
+        ("cancelled", 500, "the pipeline failed with CancelledError"),
+        ("busy", 503, "too much of it"),
+        ("number", 400, "words: input what has values of type float64; it takes BYTES"),
     ],
 )
 def test_an_error_answers_the_call_with_the_status_of_the_step(
@@ -234,6 +256,21 @@ def test_an_error_answers_the_call_with_the_status_of_the_step(
 def test_a_pipeline_catches_errors_gives_up_steps_and_calls_pipelines(shared: Server, word: str, said: str) -> None:
     assert say(shared, word).json["outputs"] == [said]
     until(lambda: nothing_is_left(shared))
+
+
+def test_steps_that_their_call_leaves_open_are_cancelled_on_both_sides(shared: Server) -> None:
+    before = say(shared, "tasks").json["outputs"]
+    assert say(shared, "left").status == 400
+    until(lambda: nothing_is_left(shared))
+    assert say(shared, "tasks").json["outputs"] == before
+
+
+def test_open_calls_are_bounded_by_the_capacity_of_the_queue(folder: Path) -> None:
+    with serving(*models(folder, *ALL), *FLAGS, "--queue-capacity", "32") as server:
+        with ThreadPoolExecutor(40) as pool:
+            statuses = Counter(answer.status for answer in pool.map(lambda _: say(server, "sleep"), range(40)))
+        assert statuses.keys() == {200, 503}
+        assert statuses[503] >= 8
 
 
 def test_a_timeout_ends_the_call_and_its_steps(server: Server) -> None:
@@ -357,9 +394,13 @@ def test_a_pipeline_that_cannot_be_served_is_refused(
 @pytest.mark.parametrize(
     ("code", "text"),
     [
-        ('models = ("a",)\n    async def run(self, models, x): ...', "pipelines call each other in a circle: a -> a"),
+        ('models = ("a",)\n    async def run(self, models, x): ...', "pipelines call each other in a cycle: a -> a"),
         ('models = ("a",)\n    def run(self, models, x): ...', "has no coroutine `run`; write async def run"),
         ("async def run(self, models, x): ...", 'needs `models`, such as ("det", "rec")'),
+        (
+            'models = ("a",)\n    async def run(self, models, x): ...\n    def load(self, device): ...',
+            "has a method `load`",
+        ),
         ('models = ("a",)\n    steps = {"b": 1}\n    async def run(self, models, x): ...', "steps is {'b': 1}"),
     ],
 )

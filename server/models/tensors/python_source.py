@@ -171,6 +171,8 @@ def _check_pipeline(model: type[Pipeline], where: str) -> None:
         name not in model.models or type(number) is not int or number < 0 for name, number in steps.items()
     ):
         raise SpecError(f"{where}: steps is {steps!r:.80}; give the number of requests a call by names of `models`")
+    if model.load is not Model.load:
+        raise SpecError(f"{where} has a method `load`, which a pipeline does not need; load in `__init__`")
     if model.run is Pipeline.run or not iscoroutinefunction(model.run):
         raise SpecError(f"{where} has no coroutine `run`; write async def run(self, models, {', '.join(model.inputs)})")
 
