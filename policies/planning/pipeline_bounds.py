@@ -5,12 +5,13 @@ pipeline's, a call is late only if some request of some model is later than its 
 sum_i n_i (1 - s_i) (Boole's inequality), where s_i is the share of the requests of model i within t_i, and n_i their
 number in a call. Each of m models gets an equal part of the probability: s_i = 1 - (1 - s) / (m n_i).
 
-The t_i are multiples of a part of the bound. Those of the least sum of mean resources are found by dynamic programming
-over R_i(t), the resource of the policy that keeps t and s_i with the least of it, solved for Poisson arrivals.
+The t_i are multiples of a part of the bound, of which one is left for what runs between the models. Those of the least
+sum of mean resources are found by dynamic programming over R_i(t), the resource of the policy that keeps t and s_i with
+the least of it, solved for Poisson arrivals.
 
-Limits: the requests of one call arrive together and not as a Poisson process; the numbers n_i vary; what runs between
-the models takes time, too; all devices of a model have the profile of the first. The first two make responses later
-than R_i(t) knows, and Boole's inequality is cautious.
+Limits: the requests of one call arrive together and not as a Poisson process; the numbers n_i vary; all devices of a
+model have the profile of the first. The first two make responses later than R_i(t) knows, and Boole's inequality is
+cautious.
 """
 
 from collections.abc import Mapping, Sequence
@@ -68,7 +69,7 @@ def split_bound(
         models: by name, at least one, in the order in which they are called.
         response_time: of a call, s.
         share: of the calls, above 0 and below 1.
-        parts: number of parts of the response time that are given to the models, at least the number of models.
+        parts: number of parts of the response time, above the number of models.
 
     Raises:
         SpecError: no split keeps the bound at half of the models' capacity.
@@ -76,12 +77,12 @@ def split_bound(
     calls = _LOAD * min(each.devices * each.profile.capacity / each.requests for each in models.values())
     late = (1.0 - share) / len(models)
     shares = {name: 1.0 - late / each.requests for name, each in models.items()}
-    most = parts - len(models) + 1  # of one model
+    most = parts - len(models)  # of one model
     used = {
         name: [_resource(each, calls, response_time * count / parts, shares[name]) for count in range(1, most + 1)]
         for name, each in models.items()
     }
-    counts = _least_sum([*used.values()], parts)
+    counts = _least_sum([*used.values()], parts - 1)
     if counts is None:
         needed = ", ".join(f"{name} {_first(found, response_time / parts)}" for name, found in used.items())
         raise SpecError(

@@ -20,7 +20,7 @@ USES = st.lists(st.lists(st.sampled_from([inf, 1.0, 2.0, 3.0, 5.0]), min_size=4,
 def test_the_model_that_gains_from_waiting_gets_the_time() -> None:
     found = split_bound({"a": PipelineModel(FIXED, 1.0), "b": PipelineModel(LINEAR, 1.0)}, 0.2, 0.95)
     assert found["a"].response_time > 2 * found["b"].response_time
-    assert sum(each.response_time for each in found.values()) <= 0.2 + 1e-12
+    assert sum(each.response_time for each in found.values()) <= 15 / 16 * 0.2 + 1e-12, "one part is left"
     assert [each.share for each in found.values()] == pytest.approx([0.975, 0.975])
 
 
