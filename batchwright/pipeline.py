@@ -1,7 +1,7 @@
 """Pipelines of users: a coroutine that calls models of the same server, each call a request of that model's queue."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from batchwright.model import Model
 
@@ -25,34 +25,6 @@ class InferenceError(Exception):
         self.status = status
 
 
-class Step(Protocol):
-    """A model, or another pipeline, as a pipeline calls it."""
-
-    async def __call__(self, **inputs: Any) -> dict[str, Any]:
-        """Serve one sample: arrays by input name in, arrays by output name out, without a batch dimension.
-
-        Raises:
-            InferenceError: the request was rejected, expired or failed.
-        """
-        ...
-
-    async def predict(self, body: bytes, content_type: str = "") -> dict[str, Any]:
-        """Serve the sample that POST /predict takes, such as an encoded image or a text; raises as a call."""
-        ...
-
-
-class Models(Protocol):
-    """The models of a pipeline: `models.NAME`, or `models["NAME"]`."""
-
-    def __getattr__(self, name: str) -> Step:
-        """The model of that name."""
-        ...
-
-    def __getitem__(self, name: str) -> Step:
-        """The model of that name."""
-        ...
-
-
 class Pipeline(Model):
     """Base class of pipelines, served by `serve-model MODEL... NAME=FILE.py:CLASS`.
 
@@ -71,7 +43,9 @@ class Pipeline(Model):
     async def run(self, *_: Any, **inputs: Any) -> Mapping[str, Any]:
         """Serve one sample: arrays by input name in, arrays by output name out, without a batch dimension.
 
-        The first argument is `Models`.
+        The first argument has the models as attributes and by [name]. `await models.NAME(**inputs)` is one request of a
+        model: arrays, or what NumPy makes arrays of, in, and arrays by output name out. `await
+        models.NAME.predict(body, content_type)` serves a body of POST /predict, such as an encoded image or a text.
 
         Raises:
             BadInput: the sample is wrong; its text is the client's error message.

@@ -304,7 +304,7 @@ class Settings(BaseSettings):
         models = [entry for entry in self.models if entry.partition("=")[0] not in names]
         return self.model_copy(update={"models": models})
 
-    def keys_of(self, model: str) -> list[str]:
+    def own_settings(self, model: str) -> list[str]:
         """What is set for this model alone, as it is given."""
         entries = [
             f"--{key} {each}" for key in _IN_LISTS for each in getattr(self, key) if each.startswith(f"{model}=")

@@ -82,11 +82,25 @@ class Pipeline(Protocol):
     open_calls: int
 
     @property
-    def ready(self) -> bool: ...  # noqa: D102  (described there)
-    def check_room(self, n: int, timeout: float) -> None: ...  # noqa: D102
-    def least_time(self) -> float: ...  # noqa: D102
-    def processes(self) -> list[dict[str, Any]]: ...  # noqa: D102
-    def run(self, samples: Sequence[Any], context: RequestContext) -> Coroutine[Any, Any, list[Sample]]: ...  # noqa: D102
+    def ready(self) -> bool:
+        """Whether new calls should be sent."""
+        ...
+
+    def check_room(self, n: int, timeout: float) -> None:
+        """Check whether `n` more samples can be served within a timeout, s; raises RejectedError."""
+        ...
+
+    def least_time(self) -> float:
+        """The time of the mean number of steps on idle devices, s."""
+        ...
+
+    def processes(self) -> list[dict[str, Any]]:
+        """The facts of each process."""
+        ...
+
+    def run(self, samples: Sequence[Any], context: RequestContext) -> Coroutine[Any, Any, list[Sample]]:
+        """Serve the samples of a call; raises ServerError."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -201,7 +201,7 @@ def _ordered(pipelines: Mapping[str, TensorSource], settings: Settings) -> dict[
             raise SpecError(
                 f"pipeline {name} calls {missing[0]}, which is not served; serve it, too, as {missing[0]}=SPEC"
             )
-        if keys := [key for key in settings.keys_of(name) if key != "slo_p95_ms"]:
+        if keys := [key for key in settings.own_settings(name) if key != "slo_p95_ms"]:
             raise SpecError(f"{name} is a pipeline, which has no {keys[0]}; set it for the models that it calls")
     try:
         order = TopologicalSorter({name: each.calls() for name, each in pipelines.items()}).static_order()

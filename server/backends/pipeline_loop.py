@@ -112,7 +112,7 @@ class _Calls:
 
 
 class _Models:
-    """The models of a pipeline in one of its calls; see `batchwright.pipeline.Models`."""
+    """The models of a pipeline in one of its calls, as `batchwright.Pipeline.run` describes them."""
 
     def __init__(self, names: Sequence[str], calls: _Calls, number: int) -> None:
         self._names = names
@@ -133,7 +133,7 @@ class _Models:
 
 
 class _Step:
-    """A model as a pipeline calls it; see `batchwright.pipeline.Step`."""
+    """A model as a pipeline calls it."""
 
     def __init__(self, serve: Callable[[str, str, Any], Any], name: str) -> None:
         self._serve, self._name = serve, name

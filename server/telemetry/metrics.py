@@ -153,18 +153,18 @@ class Metrics:
         self._queue_length.labels(model).set_function(queue_length)
         self._arrival_rate.labels(model).set_function(arrival_rate)
         self._capacity.labels(model).set_function(capacity)
-        self._begin(model)
+        self._start_counters(model)
 
     def watch_pipeline(self, name: str, open_calls: _Read) -> None:
         """Export the number of open calls of a pipeline by callback; its counters start at 0, as in `watch`."""
         self._pipeline_calls.labels(name).set_function(open_calls)
-        self._begin(name)
+        self._start_counters(name)
 
     def pipeline_step(self, pipeline: str, step: str, seconds: float) -> None:
         """Observe the response time of a request of a pipeline, s; `step` is the model's name."""
         self._pipeline_steps.labels(pipeline, step).observe(seconds)
 
-    def _begin(self, model: str) -> None:
+    def _start_counters(self, model: str) -> None:
         self._late.labels(model)
         for outcome in sorted({"ok", "cancelled", *(kind.outcome for kind in ServerError.kinds())}):
             self.outcome(model, outcome, 0)
