@@ -303,16 +303,16 @@ def test_a_process_that_ends_costs_the_calls_in_it(server: Server, word: str, te
 
 
 def test_two_processes_share_the_calls(folder: Path) -> None:
-    with serving(*models(folder, *ALL), *FLAGS, "--pipeline-processes", "2") as server:
-        with ThreadPoolExecutor(1) as pool:
+    flags = (*FLAGS, "--pipeline-processes", "2")
+    with serving(*models(folder, *ALL), *flags) as server, ThreadPoolExecutor(1) as pool:
 
-            def used() -> set[str]:
-                slow = pool.submit(say, server, "slow")
-                until(lambda: pipeline(server, "odd")["open_calls"] == 1)
-                return {say(server, "fine").json["outputs"][1], slow.result().json["outputs"][1]}
+        def used() -> set[str]:
+            slow = pool.submit(say, server, "slow")
+            until(lambda: pipeline(server, "odd")["open_calls"] == 1)
+            return {say(server, "fine").json["outputs"][1], slow.result().json["outputs"][1]}
 
-            until(lambda: len(used()) == 2)  # once both have started
-            assert used() == {str(each["pid"]) for each in pipeline(server, "odd")["processes"]}
+        until(lambda: len(used()) == 2)  # once both have started
+        assert used() == {str(each["pid"]) for each in pipeline(server, "odd")["processes"]}
 
 
 def test_a_process_that_is_killed_under_load_costs_only_its_calls(server: Server) -> None:
