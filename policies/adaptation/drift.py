@@ -44,6 +44,7 @@ from collections import deque
 from dataclasses import replace
 from itertools import islice
 from math import exp, log
+from statistics import median
 from typing import TypeVar
 
 from policies.adaptation.energy_refits import (
@@ -181,6 +182,11 @@ class DriftDetector:
         learned = self._with_times(self._learned.known())
         known = self._cpu_times.batches >= _FIRST_LOOK
         return replace(learned, cpu_times=self._cpu_times.known().service_times) if known else learned
+
+    @property
+    def latest_ratio(self) -> float:
+        """Median over the latest batches of the service time over that of the profile in use; 1 while they are few."""
+        return median(self._recent) if len(self._recent) == _RECENT else 1.0
 
     def discard_window(self) -> None:
         """Discard the open energy window, because work other than whole batches ran, such as single stages."""

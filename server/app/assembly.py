@@ -165,7 +165,8 @@ def _dispatcher(backend: Backend, metrics: Metrics, tracing: "Tracing | None") -
         controller.served,
         controller.unprofiled_work,
     )
-    dispatcher.policies.on_batch_size_reduced, dispatcher.learned = controller.batch_size_reduced, controller.learned
+    dispatcher.policies.on_batch_size_reduced = controller.batch_size_reduced
+    dispatcher.learned, dispatcher.latest_ratio = controller.learned, controller.latest_ratio
     dispatcher.accounting.tracing = tracing
     for model, choice in dispatcher.chosen.items():
         metrics.policy(model, name, choice.name, choice.spec)

@@ -22,9 +22,9 @@ _POLL_INTERVAL = 0.25  # s, at which a pause of the calls is noticed
 _FEW, _WORTH = 4, 1.1  # size from which larger batches are tried only if it has this many times the rate of one
 _LONGEST = 4.0  # largest expected time of a batch that is tried, over that of one request: a call may have to wait
 _REST = 19.0  # time for other batches after one of these, of its service time
-_THREADS_INTERVAL = 2.0  # s between two looks at the service time of one request
+_THREADS_INTERVAL = 2.0  # s between two looks at the service times
 _THREADS_AGE = 300.0  # s after which the threads are compared again in any case
-_CHANGED = 1.5  # relative change of that time with which they are compared again
+_CHANGED = 1.5  # relative change of service times with which they are compared again
 _SETTLED = 15.0  # s after a comparison in which that time is learned with the threads in use
 _TRIALS = 3  # of each number of threads, of which the median counts
 _FEWER, _MORE = 1.5, 1.1  # time with the number in use over that with fewer or more, from which those are used
@@ -98,7 +98,10 @@ class Exploration:
         return self._inference.models[model].id == model and model not in self._inference.fleet.unloaded
 
     async def _follow_threads(self, model: str, dispatcher: Dispatcher) -> None:
-        """Compare numbers of threads when the time of one request has changed, and every few minutes.
+        """Compare numbers of threads when service times have changed, and every few minutes.
+
+        The time of one request follows slowly where all batches are large, and the latest batches differ from the
+        profile in use only until that is refitted, so both are looked at.
 
         Threads of a batch wait for each other: while another process takes a processor, a batch on all processors can
         take several times as long as one on fewer. Until all are used again, they are compared all the time, since the
@@ -106,9 +109,10 @@ class Exploration:
         """
         while True:
             known, compared = dispatcher.learned(model).service_times[0], monotonic()
-            while (  # noqa: ASYNC110  (no event signals that the time has changed)
+            while (  # noqa: ASYNC110  (no event signals that the times have changed)
                 not self._fewer(model, dispatcher)
                 and 1.0 / _CHANGED < dispatcher.learned(model).service_times[0] / known < _CHANGED
+                and 1.0 / _CHANGED < dispatcher.latest_ratio(model) < _CHANGED
                 and monotonic() < compared + _THREADS_AGE
             ):
                 await asyncio.sleep(_THREADS_INTERVAL)

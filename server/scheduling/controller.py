@@ -127,6 +127,10 @@ class Controller:
         """The profile of a model as it is known now, which need not be the one that its policy was solved for."""
         return self._state(model).drift.learned
 
+    def latest_ratio(self, model: str) -> float:
+        """The service times of a model's latest batches over those of the profile that its policy was solved for."""
+        return self._state(model).drift.latest_ratio
+
     def _solve_for_sizes(self, model: str, monitored: _Monitored) -> bool:
         """Solve the policy if it depends on the sizes of requests, and those that arrive are known or have changed."""
         bins = monitored.current.bins

@@ -66,6 +66,8 @@ class Dispatcher:
         queue: what is known of its queue.
         accounting: gives the results to the calls, and reports to the controller.
         learned: returns the profile of a model as it is known now; by default the one in use.
+        latest_ratio: returns the service times of a model's latest batches over those of the profile in use; by default
+            1.
         on_broken: called when nothing can be served any more, or for now, with the calls that have no answer, which
             another device may take over, and the error for the others.
         on_available: called when a device that was unavailable serves again.
@@ -74,6 +76,7 @@ class Dispatcher:
     """
 
     learned: Callable[[str], Profile]
+    latest_ratio: Callable[[str], float]
     on_broken: Callable[[Sequence[InferenceCall], ServerError], None] = staticmethod(fail_all)
     on_available: Callable[[], None] | None = None
     available = True
@@ -92,6 +95,7 @@ class Dispatcher:
         self.policies = PoliciesInUse(self.device, chosen, by_shape, metrics, self._on_change)
         self.chosen = self.policies.chosen
         self.learned = lambda model: self.chosen[model].profile
+        self.latest_ratio = lambda model: 1.0
         self.broken = asyncio.Event()
         self.executor = executor
         self._upload: Callable[[str, Any], Any] | None = getattr(executor, "upload", None)

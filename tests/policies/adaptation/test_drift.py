@@ -259,3 +259,21 @@ def test_a_large_change_is_found_within_five_batches_also_after_disturbances(fac
         seen += 1
     assert seen == 5
     assert detector.profile.service_time(8) == pytest.approx(factor * P4.service_time(8), rel=0.1)
+
+
+def test_the_latest_ratio_follows_a_change_before_it_is_learned() -> None:
+    detector = DriftDetector(P4)
+    for _ in range(100):
+        detector.observe_batch(8, P4.service_time(8))
+    assert detector.latest_ratio == pytest.approx(1.0)
+    for factor in (2.0, 1.0, 2.0, 2.0):
+        detector.observe_batch(8, factor * P4.service_time(8))
+    assert detector.refit() is None
+    assert detector.latest_ratio == pytest.approx(2.0)
+
+
+def test_the_latest_ratio_is_one_while_few_batches_are_known() -> None:
+    detector = DriftDetector(P4)
+    for _ in range(4):
+        detector.observe_batch(8, 2.0 * P4.service_time(8))
+    assert detector.latest_ratio == 1.0
