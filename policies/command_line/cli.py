@@ -2,9 +2,8 @@
 
 import json
 import sys
-import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from importlib import import_module
 from math import inf
@@ -25,11 +24,11 @@ from policies.command_line.common import (
     complete_policies,
     complete_profiles,
     examples,
+    print_warnings,
     run,
     writing,
 )
 from policies.command_line.options import (
-    DEFAULT_SIMULATED_REQUESTS,
     SolveOptions,
     bounds_of,
     check_options,
@@ -38,13 +37,15 @@ from policies.command_line.options import (
     reject_if,
     scheme_of,
 )
+from policies.command_line.plans import show_pipeline_plan, show_plan, taken
 from policies.command_line.results import PolicyResult, SimulationResult, evaluate_with, solve_with
 from policies.objectives.bounds import FORMS, check_form
 from policies.objectives.frontier import UnreachableError
 from policies.objectives.table import save_table, table_of
 from policies.objectives.trial import Trial
 from policies.percentile.ages import AgeSolution
-from policies.planning import devices, prices
+from policies.planning import prices
+from policies.planning.pipelines import parse_steps
 from policies.planning.recommendations import BinningProblem, candidate_row, parse_problem, recommend
 from policies.planning.simulation import simulate_policy
 from policies.profile import RESOURCES, Profile, load_profile, resource_of, shipped_profiles
@@ -133,7 +134,8 @@ def solve_policy(
     profile: Annotated[
         str,
         typer.Argument(
-            help="Name of a shipped profile, or path of a profile file; with --sizes also longest.",
+            help="Name of a shipped profile, or path of a profile file; with --sizes also longest, with --plan also "
+            "PROFILE:REQUESTS,PROFILE:REQUESTS, the models of a pipeline and their requests in a call.",
             autocompletion=complete_profiles,
         ),
     ],
@@ -244,29 +246,40 @@ def solve_policy(
         _recommend(binning, slo_mean_ms, as_json)
         return
     prices.check_flags(_given_parameters(context), plan)
-    device, price = prices.priced(
-        load_profile(profile).saving(resource_of(resource)), device_price, idle_power_w, power_price
-    )
     check_files(output, plot)
-    service = distribution(service_distribution, device)
-    problem = Problem(device, 1.0, w1, w2 or 0.0, min_batch_size, max_batch_size, service)
     scheme = scheme_of(method, overflow_cost, max_queue_length, epsilon, max_iterations)
     bounds = bounds_of(w2, (slo_mean_ms, slo_p95_ms, slo_share, power_cap_w, resource_cap), check_form(policy_form))
-    options = SolveOptions(problem, evaluate_, scheme, bounds, not no_mix, simulate, seed, policy_form)
-    check_options(options, output is not None)
+
+    def options_of(profile: str) -> tuple[SolveOptions, prices.Price]:
+        saving = load_profile(profile).saving(resource_of(resource))
+        device, price = prices.priced(saving, device_price, idle_power_w, power_price)
+        service = distribution(service_distribution, device)
+        problem = Problem(device, 1.0, w1, w2 or 0.0, min_batch_size, max_batch_size, service)
+        options = SolveOptions(problem, evaluate_, scheme, bounds, not no_mix, simulate, seed, policy_form)
+        check_options(options, output is not None)
+        return options, price
+
     if plan:
         reject_if(arrival_rate is None, "--plan needs an arrival rate: add --arrival-rate PER_SECOND")
-        _plan(options.at(rate_of(1.0, arrival_rate, None)), price, spare, output, as_json)
+        reject_if(spare < 0, f"--spare {spare} is invalid: give 0 or more devices")
+        rate = rate_of(1.0, arrival_rate, None)
+        if steps := parse_steps(profile):
+            reject_if(output is not None, "--output writes one policy: leave it out for the models of a pipeline")
+            show_pipeline_plan([(*options_of(name), number) for name, number in steps], rate, spare, as_json)
+            return
+        options, price = options_of(profile)
+        show_plan(options.at(rate), price, spare, output, as_json)
         return
+    options, _ = options_of(profile)
     rates_hz = _rates_hz(options, arrival_rate, load, rates)
-    with _print_warnings(), closing(_with_progress(rates_hz)) as shown:
+    with print_warnings(), closing(_with_progress(rates_hz)) as shown:
         results = [_solve_load(options.at(rate), rates is not None) for rate in shown]
     _report_missed_bounds(results)
     rows = [result.fields for result in results]
     if as_json:
         print(json.dumps({"rows": rows} if rates is not None else rows[0]))
     elif rates is not None:
-        _print_rows(rows, device.rate_unit)
+        _print_rows(rows, options.problem.profile.rate_unit)
     else:
         _print_result(rows[0])
     _write_files(options, results, output, plot)
@@ -281,18 +294,6 @@ def _rates_hz(options: SolveOptions, arrival_rate: float | None, load: float | N
     )
     reject_if(options.spec is not None, "--rates solves only: leave --evaluate out")
     return [each * capacity for each in loads_of(rates)]
-
-
-@contextmanager
-def _print_warnings() -> Iterator[None]:
-    """Print each warning of the solver as one line on stderr."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        yield
-    for warning in caught:
-        if not warning.category.__module__.startswith("policies."):
-            continue
-        print(f"solve-policy: {warning.category.__name__}: {warning.message}", file=sys.stderr)
 
 
 def _with_progress(rates: list[float]) -> Generator[float, None, None]:
@@ -398,7 +399,7 @@ def _print_rows(rows: Sequence[dict[str, Any]], unit: str) -> None:
     table = Table(*titles, *(title for title, _ in extra), box=None)
     for row in rows:
         figures = [f"{row['load']:.3f}", f"{row['arrival_rate_hz']:.3f}", f"{row['w2']:.4g}"]
-        averages = [f"{row['mean_response_time_ms']:.3f}", f"{_taken(row):.3f}", f"{row['average_cost']:.4f}"]
+        averages = [f"{row['mean_response_time_ms']:.3f}", f"{taken(row):.3f}", f"{row['average_cost']:.4f}"]
         table.add_row(*figures, *averages, *_launches(row), *(cell(row) for _, cell in extra))
     Console().print(table)
 
@@ -436,84 +437,6 @@ def _recommend(binning: BinningProblem, slo_mean_ms: float | None, as_json: bool
             str(row["bins"]), str(row["batch_size"]), f"{row['capacity_hz']:.4g}", f"{row['load']:.3f}", *times, kept
         )
     Console().print(table)
-
-
-def _plan(options: SolveOptions, price: prices.Price, spare: int, output: Path | None, as_json: bool) -> None:
-    bound = options.bound
-    assert bound is not None  # checked by `prices.check_flags`
-    reject_if(spare < 0, f"--spare {spare} is invalid: give 0 or more devices")
-    requests = options.simulate or DEFAULT_SIMULATED_REQUESTS
-    planning = devices.CapacityProblem(options.problem, bound, price, options.mixed, requests, options.seed, spare)
-    with Console(stderr=True).status("planning") as status:
-        with _print_warnings():
-            plan = devices.plan_capacity(planning, lambda n: status.update(f"planning: {n} devices"))
-        status.update(f"simulating {plan.best.devices} devices")
-        runs = devices.simulate_fleet(planning, plan.best)
-    best, device, simulated_by_routing = plan.best, options.problem.truncated_profile, {}
-    for routing, simulation in runs.items():
-        simulated_by_routing[routing] = summary = SimulationResult.of(simulation, device).to_json(options.limits)
-        if device.saved == "energy":
-            summary["mean_power_w"] += best.devices * price.idle
-        summary["bound_kept"] = devices.keeps(simulation, bound)
-    fields = {
-        "profile": device.name,
-        "arrival_rate_hz": options.problem.arrival_rate,
-        "bound": options.bound_entry,
-        "devices": best.devices,
-        "spare": spare,
-        "cost": best.cost,
-        "cost_unit": price.unit,
-        **({} if device.saved == "energy" else {"resource": device.saved}),
-        "candidates": [devices.candidate_row(each, device.saved) for each in plan.candidates],
-        "beyond": {"devices": plan.beyond, "least_cost": plan.least_beyond},
-        "simulated": simulated_by_routing,
-    }
-    if as_json:
-        print(json.dumps(fields))
-    else:
-        _print_plan(fields, device.rate_unit)
-    if output is not None:
-        with writing("--output", output):
-            save_table(table_of(planning.per_device(best.devices), [best.solution], options.bound_entry), output)
-
-
-def _print_plan(fields: dict[str, Any], rate_unit: str) -> None:
-    unit = fields["cost_unit"]
-    cost = "cost" if unit == "devices" else unit
-    table = Table("", "devices", "load", "kept", "batches", "mean ms", "p95 ms", rate_unit, cost, box=None)
-    enough = min(row["devices"] for row in fields["candidates"] if row["bound_kept"]) + fields["spare"]
-    for row in fields["candidates"]:
-        first = next(n for n, action in enumerate(row["batch_size"]) if action)
-        times = (f"{row[key]:.3f}" for key in ("mean_response_time_ms", "p95_ms"))
-        kept = "yes" if row["devices"] >= enough else "without spares" if row["bound_kept"] else "no"
-        best = ">" if row["devices"] == fields["devices"] else ""
-        which = best, str(row["devices"]), f"{row['load']:.3f}", kept, f"{first} to {max(row['batch_size'])}"
-        table.add_row(*which, *times, f"{_taken(row):.2f}", f"{row['cost']:.5g}")
-    Console().print(table)
-    beyond = fields["beyond"]
-    if unit != "devices":
-        print(f"With {beyond['devices']} or more the cost is at least {beyond['least_cost']:.6g} {unit}.")
-    if fields["spare"]:
-        print(f"Without {fields['spare']} of the {fields['devices']} devices the bound is kept, too.")
-    print("The plan covers devices only. HTTP needs CPUs in addition: docs/operation.md, More processes.\n")
-    table = Table("simulated, sent", "mean ms", "±", "p95 ms", "±", rate_unit, box=None)
-    for routing, summary in fields["simulated"].items():
-        pairs = ((summary[f"{key}_ms"], summary["standard_error_ms"][key] or inf) for key in ("mean", "p95"))
-        table.add_row(routing, *(f"{figure:.3f}" for pair in pairs for figure in pair), f"{_taken(summary):.2f}")
-    Console().print(table)
-    bound = ", ".join(f"{key} {value}" for key, value in fields["bound"].items())
-    for routing, summary in fields["simulated"].items():
-        if not summary["bound_kept"]:
-            within = summary.get("share_within", [])
-            shares = [f"{each['share']:.2%} in time" for each in (within if isinstance(within, list) else [within])]
-            found = ", ".join([f"mean {summary['mean_ms']:.4g} ms", *shares])
-            print(f"Sent by {routing!r}, the bound is not kept ({bound}; {found}); plan with a smaller bound.")
-
-
-def _taken(row: dict[str, Any]) -> float:
-    """What a policy takes of the resource per second."""
-    taken: float = row["mean_resource"] if row["mean_power_w"] is None else row["mean_power_w"]
-    return taken
 
 
 def _print_result(fields: dict[str, Any]) -> None:

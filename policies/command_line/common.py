@@ -1,6 +1,7 @@
 """What the commands share: one-line errors with exit code 2, help in groups, examples, completion, checks of files."""
 
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -134,6 +135,18 @@ def check_files(output: Path | None, plot: Path | None, report: Path | None = No
         raise SpecError(f"unknown plot format {plot.suffix!r} (--plot {plot}); give {', '.join(sorted(_PLOT_FORMATS))}")
 
 
+@contextmanager
+def print_warnings() -> Iterator[None]:
+    """Print each warning of the solver as one line on stderr."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        yield
+    for warning in caught:
+        if not warning.category.__module__.startswith("policies."):
+            continue
+        print(f"solve-policy: {warning.category.__name__}: {warning.message}", file=sys.stderr)
+
+
 def paths_as_given(message: str) -> str:
     """The message with paths relative to the current folder, as they were given; settings make them absolute."""
     try:
@@ -144,5 +157,5 @@ def paths_as_given(message: str) -> str:
 
 
 def _report(name: str, message: str) -> int:
-    print(f"{name}: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201  (the command's error output)
+    print(f"{name}: {' '.join(message.split())}", file=sys.stderr)
     return 2

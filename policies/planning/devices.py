@@ -37,8 +37,9 @@ from policies.types import BatchKey, Launch, Request, SpecError
 
 _IDLE = 1e-4  # load at which a request is nearly always alone
 _MAX_EVALUATIONS = 4_000_000  # of the expected delay of a device, in the simulation of a fleet
-_MAX_ROUTED = 100  # devices; with more, each serves so few requests that the initial transient would matter
 _MAX_DEVICES = 1000  # that can be simulated
+# By routing, the most devices: with more, each serves so few requests that the initial transient would matter.
+ROUTINGS = {"random": _MAX_DEVICES, "least expected": 100}
 _TOLERANCE = 1.01  # of the bound in a simulation, since it was itself chosen by one
 _MAX_TRIED = 100  # feasible numbers of devices to evaluate
 
@@ -134,7 +135,7 @@ def plan_capacity(planning: CapacityProblem, on_trial: Callable[[int], None] = l
     def at(devices: int) -> FleetCandidate:
         if devices not in tried:
             on_trial(devices)
-            tried[devices] = _candidate(planning, devices)
+            tried[devices] = evaluate_devices(planning, devices)
         return tried[devices]
 
     _check_reachable(planning)
@@ -186,7 +187,8 @@ def _fewest(keeps: Callable[[int], bool], low: int) -> int:
     return found
 
 
-def _candidate(planning: CapacityProblem, devices: int) -> FleetCandidate:
+def evaluate_devices(planning: CapacityProblem, devices: int) -> FleetCandidate:
+    """Return this many devices with the policy that keeps the bound, or else the nearest one."""
     problem, price, kept = planning.per_device(devices), planning.price, True
     try:
         solution = planning.keep(problem)
@@ -210,16 +212,26 @@ def simulate_fleet(planning: CapacityProblem, candidate: FleetCandidate) -> dict
     The arrivals differ from those by which the policy was chosen. Routing by expected delay is simulated with fewer
     requests on a large fleet, and not at all above 100 devices. The mean power excludes idle power.
     """
-    counts = {"random": planning.requests}
-    if candidate.devices <= _MAX_ROUTED:
-        counts["least expected"] = min(planning.requests, _MAX_EVALUATIONS // candidate.devices)
     rate, runs = planning.problem.arrival_rate, {}
-    for name, n in counts.items():
-        instants = poisson(rate, (n + 10 * n**0.5 + 10) / rate, np.random.default_rng([planning.seed, 4]))[:n].tolist()
-        stations = [_station(planning, candidate, i) for i in range(candidate.devices)]
-        route = _route(name, planning, stations)
-        runs[name] = run_fleet(stations, [Request(i, at) for i, at in enumerate(instants)], route).whole
+    for name, most in ROUTINGS.items():
+        if candidate.devices <= most:
+            n = simulated_requests(name, planning.requests, candidate.devices)
+            rng = np.random.default_rng([planning.seed, 4])
+            instants = poisson(rate, (n + 10 * n**0.5 + 10) / rate, rng)[:n].tolist()
+            stations, route = make_fleet(planning, candidate, name)
+            runs[name] = run_fleet(stations, [Request(i, at) for i, at in enumerate(instants)], route).whole
     return runs
+
+
+def simulated_requests(routing: str, requests: int, devices: int) -> int:
+    """Return the number of requests that are simulated with this routing, at most `requests`."""
+    return requests if routing == "random" else min(requests, _MAX_EVALUATIONS // devices)
+
+
+def make_fleet(planning: CapacityProblem, candidate: FleetCandidate, routing: str) -> tuple[list[Station], Router]:
+    """Return idle devices, and one of `ROUTINGS` to them."""
+    stations = [_station(planning, candidate, i) for i in range(candidate.devices)]
+    return stations, _route(routing, planning, stations)
 
 
 def keeps(run: Run, bound: Bound | ResponseBounds) -> bool:

@@ -6,16 +6,17 @@ sum_i n_i (1 - s_i) (Boole's inequality), where s_i is the share of the requests
 number in a call. Each of m models gets an equal part of the probability: s_i = 1 - (1 - s) / (m n_i).
 
 The t_i are multiples of a part of the bound, of which one is left for what runs between the models. Those of the least
-sum of mean resources are found by dynamic programming over R_i(t), the resource of the policy that keeps t and s_i with
-the least of it, solved for Poisson arrivals.
+sum of costs are found by dynamic programming over R_i(t), the least cost of keeping t and s_i for Poisson arrivals: for
+given devices the mean resource of their policies, for a plan that of the devices that it finds.
 
 Limits: the requests of one call arrive together and not as a Poisson process; the numbers n_i vary; all devices of a
 model have the profile of the first. The first two make responses later than R_i(t) knows, and Boole's inequality is
 cautious.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 
 from policies.objectives.bounds import solve_within
@@ -52,18 +53,24 @@ class ModelBound:
     Attributes:
         response_time: s.
         share: of its requests to be within that time.
-        resource: mean use per second by its devices, in the unit of its profile, at the load that is compared.
+        cost: of keeping it.
     """
 
     response_time: float
     share: float
-    resource: float
+    cost: float
+
+
+Cost = Callable[[str, float, float], float]  # of a model within a response time, s, for a share; inf: impossible
 
 
 def split_bound(
     models: Mapping[str, PipelineModel], response_time: float, share: float, parts: int = PARTS
 ) -> dict[str, ModelBound]:
     """Return a bound for each model, so that a share of the calls is answered within `response_time`, s.
+
+    A model's cost is the mean use per second by its devices, in the unit of its profile, at half of the models'
+    capacity.
 
     Args:
         models: by name, at least one, in the order in which they are called.
@@ -75,24 +82,63 @@ def split_bound(
         SpecError: no split keeps the bound at half of the models' capacity.
     """
     calls = _LOAD * min(each.devices * each.profile.capacity / each.requests for each in models.values())
-    late = (1.0 - share) / len(models)
-    shares = {name: 1.0 - late / each.requests for name, each in models.items()}
-    most = parts - len(models)  # of one model
-    used = {
-        name: [_resource(each, calls, response_time * count / parts, shares[name]) for count in range(1, most + 1)]
-        for name, each in models.items()
-    }
-    counts = _least_sum([*used.values()], parts - 1)
+
+    def resource(name: str, response_time: float, share: float) -> float:
+        return _resource(models[name], calls, response_time, share)
+
+    requests = {name: each.requests for name, each in models.items()}
+    return least_cost_split(requests, resource, response_time, share, parts, " at half of their capacity")
+
+
+def least_cost_split(
+    requests: Mapping[str, float], cost: Cost, response_time: float, share: float, parts: int = PARTS, where: str = ""
+) -> dict[str, ModelBound]:
+    """Return the bounds of the models that cost least.
+
+    Args:
+        requests: of a call, by model, in the order in which they are called.
+        cost: of a model; it does not rise with the response time.
+        response_time: of a call, s.
+        share: of the calls, above 0 and below 1.
+        parts: number of parts of the response time, above the number of models.
+        where: the condition under which costs are compared, for the error.
+
+    Raises:
+        SpecError: no split keeps the bound.
+    """
+    late, most = (1.0 - share) / len(requests), parts - len(requests)
+    shares = {name: 1.0 - late / number for name, number in requests.items()}
+
+    def with_parts(name: str, count: int) -> float:
+        return cost(name, response_time * count / parts, shares[name])
+
+    costs = {name: _costs_by_parts(partial(with_parts, name), most) for name in requests}
+    counts = _least_sum([*costs.values()], parts - 1)
     if counts is None:
-        needed = ", ".join(f"{name} {_first(found, response_time / parts)}" for name, found in used.items())
+        needed = ", ".join(f"{name} {_first(found, response_time / parts)}" for name, found in costs.items())
         raise SpecError(
-            f"no bounds of {' and '.join(models)} keep {share:.0%} of the calls within {1e3 * response_time:g} ms at "
-            f"half of their capacity; they need at least: {needed}; raise the bound"
+            f"no bounds of {' and '.join(requests)} keep {share:.0%} of the calls within {1e3 * response_time:g} ms"
+            f"{where}; they need at least: {needed}; raise the bound"
         )
     return {
         name: ModelBound(response_time * count / parts, shares[name], found[count - 1])
-        for (name, found), count in zip(used.items(), counts, strict=True)
+        for (name, found), count in zip(costs.items(), counts, strict=True)
     }
+
+
+def _costs_by_parts(cost: Callable[[int], float], most: int) -> list[float]:
+    """Costs with 1 to `most` parts; what is between two equal ones is equal."""
+    costs = {count: cost(count) for count in {1, most}}
+    ranges = [(1, most)]
+    while ranges:
+        low, high = ranges.pop()
+        if costs[low] == costs[high]:
+            costs |= dict.fromkeys(range(low, high), costs[low])
+        elif high - low > 1:
+            middle = (low + high) // 2
+            costs[middle] = cost(middle)
+            ranges += [(low, middle), (middle, high)]
+    return [costs[count] for count in range(1, most + 1)]
 
 
 def _resource(model: PipelineModel, calls: float, response_time: float, share: float) -> float:

@@ -160,6 +160,18 @@ def test_many_loads_give_rows_and_a_policy_file(tmp_path: Path) -> None:
         (["googlenet-tesla-p4", "--plan", "--load", "0.7", "--slo-mean-ms", "7"], "leave --load out"),
         (["googlenet-tesla-p4", "--load", "0.7", "--device-price", "2"], "add --plan"),
         (
+            ["googlenet-tesla-p4:1,rec", "--plan", "--arrival-rate", "9", "--slo-p95-ms", "40"],
+            "is not the models of a pipeline; write",
+        ),
+        (
+            ["googlenet-tesla-p4:1", "--plan", "--arrival-rate", "9", "--slo-mean-ms", "40"],
+            "the bound of a pipeline is one percentile: give --slo-p95-ms",
+        ),
+        (
+            ["googlenet-tesla-p4:1", "--plan", "--arrival-rate", "9", "--slo-p95-ms", "40", "--output", "x.json"],
+            "--output writes one policy: leave it out",
+        ),
+        (
             ["googlenet-tesla-p4", "--plan", "--arrival-rate", "9", "--slo-mean-ms", "1"],
             "the least at load 0.0001 is 1.35",
         ),
@@ -383,6 +395,21 @@ def test_a_plan_says_by_which_routing_its_bound_is_not_kept() -> None:
     )
     kept = {routing: found["bound_kept"] for routing, found in solve(*plan)["simulated"].items()}
     assert kept == {"random": True, "least expected": False}
+
+
+def test_a_plan_of_a_pipeline_has_the_devices_and_the_policy_of_each_model() -> None:
+    command = ("googlenet-tesla-p4:1,googlenet-tesla-p4:6", "--plan", "--arrival-rate", "1000", "--slo-p95-ms", "40")
+    plan = json.loads(call(*command, "--simulate", "4000", "--json").stdout)
+    assert [row["devices"] for row in plan["models"]] == [1, 3]
+    assert [row["model"] for row in plan["models"]] == ["googlenet-tesla-p4", "googlenet-tesla-p4 #2"]
+    assert plan["cost"] == 4
+    for row, share in zip(plan["models"], (0.975, 1 - 0.025 / 6), strict=True):
+        limit, _, found = row["policy"].removeprefix("smdp:slo_share=").partition(":")
+        assert row["p95_ms"] < float(limit) < 40
+        assert float(found) == pytest.approx(share, abs=1e-5)
+    assert all(found["bound_kept"] and found["calls"] <= 4000 for found in plan["simulated"].values())
+    printed = call(*command, "--simulate", "4000").stdout
+    assert f"Serve googlenet-tesla-p4 #2 with the policy {plan['models'][1]['policy']}" in printed
 
 
 def test_the_shipped_profiles_are_listed() -> None:

@@ -130,7 +130,7 @@ def test_a_large_fleet_is_simulated_with_fewer_requests_routed_by_expected_delay
     monkeypatch.setattr(devices, "_MAX_EVALUATIONS", 3000)
     runs = simulate_fleet(capacity, best)
     assert {name: ran.scheduled for name, ran in runs.items()} == {"random": 2000, "least expected": 1000}
-    monkeypatch.setattr(devices, "_MAX_ROUTED", 2)
+    monkeypatch.setitem(devices.ROUTINGS, "least expected", 2)
     assert list(simulate_fleet(capacity, best)) == ["random"]
 
 

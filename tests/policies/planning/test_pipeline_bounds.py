@@ -33,14 +33,14 @@ def test_the_probability_of_a_late_call_is_that_of_the_bound_for_any_numbers_of_
 
 def test_a_longer_bound_uses_no_more() -> None:
     models = {"a": PipelineModel(FIXED, 1.0), "b": PipelineModel(FIXED, 2.0)}
-    uses = [sum(each.resource for each in split_bound(models, t, 0.95).values()) for t in (0.12, 0.24, 0.48)]
+    uses = [sum(each.cost for each in split_bound(models, t, 0.95).values()) for t in (0.12, 0.24, 0.48)]
     assert uses == sorted(uses, reverse=True)
     assert uses[0] > uses[-1]
 
 
 def test_two_devices_keep_a_shorter_bound_at_the_same_number_of_calls() -> None:
     one, two = (split_bound({"a": PipelineModel(FIXED, 4.0, n)}, 0.08, 0.95)["a"] for n in (1, 2))
-    assert two.resource == pytest.approx(2 * one.resource, rel=0.01), "each has half of the calls"
+    assert two.cost == pytest.approx(2 * one.cost, rel=0.01), "each has half of the calls"
 
 
 def test_a_bound_that_cannot_be_kept_names_what_the_models_need() -> None:
