@@ -7,6 +7,7 @@ I/O. The same object decides in the simulator and in the server, and a test of i
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple, Protocol
 
 Reason = Literal["full", "policy", "max_wait", "slo", "drain"]
@@ -66,6 +67,8 @@ class Request:
         payload: what the caller needs to run the request and to return its result; opaque to policies.
         stage: the next stage to run.
         started: instant of the first launch, s; infinite while it waits.
+        level: priority level; 1 is the first.
+        urgent_from: instant from which it precedes all levels, s.
     """
 
     id: int
@@ -79,6 +82,8 @@ class Request:
     stage: int = 0
     started: float = inf
     length: float = 0.0
+    level: int = 1
+    urgent_from: float = inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +92,13 @@ class State:
 
     Attributes:
         now: the instant of the decision, s.
-        waiting: requests not started, in order of arrival.
+        waiting: requests not started, by level, then in order of arrival; urgent ones first.
         suspended: requests between stages, latest run last.
         rates: measured arrival rate of each kind, 1/s; a kind not measured yet is absent.
         mean_rates: long-run mean arrival rate of each kind, 1/s; empty where it is not measured.
         slowdown: factor by which other models make the device slower for the model that is decided for, at least 1.
+        level_shares: by model with several levels, the share of each in the arrivals, the first level first.
+        by_level: whether requests of several levels wait, so that `waiting` need not be in order of arrival.
     """
 
     now: float
@@ -100,6 +107,13 @@ class State:
     rates: Mapping[BatchKey, float] = field(default_factory=dict)
     mean_rates: Mapping[BatchKey, float] = field(default_factory=dict)
     slowdown: float = 1.0
+    level_shares: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    by_level: bool = False
+
+    @property
+    def oldest(self) -> Request:
+        """The waiting request that arrived first; one must wait."""
+        return min(self.waiting, key=_arrival) if self.by_level else self.waiting[0]
 
     @property
     def arrival_rate(self) -> float:
@@ -127,6 +141,8 @@ class State:
                 suspended.get(kind, ()),
                 {kind: self.rates[kind]} if kind in self.rates else {},
                 {kind: self.mean_rates[kind]} if kind in self.mean_rates else {},
+                level_shares=self.level_shares,
+                by_level=self.by_level,
             )
             for kind in dict.fromkeys((*suspended, *waiting))
         }
@@ -139,7 +155,12 @@ class State:
             [r for r in self.suspended if r.kind in kinds],
             {kind: self.rates[kind] for kind in kinds if kind in self.rates},
             {kind: self.mean_rates[kind] for kind in kinds if kind in self.mean_rates},
+            level_shares=self.level_shares,
+            by_level=self.by_level,
         )
+
+
+_arrival = attrgetter("arrival")
 
 
 def _by_kind(requests: Sequence[Request]) -> dict[BatchKey, list[Request]]:
@@ -220,7 +241,7 @@ class Policy(Protocol):
 
 
 def launch_oldest(state: State, size: int, full: int, reason: Reason = "policy", formed: float | None = None) -> Launch:
-    """Launch the `size` oldest waiting requests, with `formed` as in `Launch`.
+    """Launch the first `size` waiting requests, with `formed` as in `Launch`.
 
     From `full` requests on the reason "policy" becomes "full".
     """

@@ -12,7 +12,7 @@ from math import inf
 from operator import attrgetter
 
 from policies.queue.drain import Drain
-from policies.queue.monitor import Monitor
+from policies.queue.monitor import LevelShares, Monitor
 from policies.types import Action, BatchKey, Launch, Policy, PolicyError, Request, State, Wait
 
 _arrival = attrgetter("arrival")
@@ -32,6 +32,7 @@ class Batcher:
         max_batch_size: Mapping[str, int],
         monitor: Monitor,
         max_batch_tokens: Mapping[str, int | None] | None = None,
+        levels: Mapping[str, int] | None = None,
     ) -> None:
         """Start with an empty queue.
 
@@ -41,12 +42,14 @@ class Batcher:
             monitor: the first monitor.
             max_batch_tokens: by model, the largest product of batch size and longest length; None for no limit.
                 A launch that exceeds it is reduced to the requests that fit.
+            levels: by model, the number of priority levels; 1 for others.
         """
         self.policy = policy
         self._max_batch_size = dict(max_batch_size)
         self._max_batch_tokens = dict(max_batch_tokens or {})
         self.monitor = monitor
-        self._waiting: list[Request] = []
+        self._waiting: list[Request] = []  # in order of arrival
+        self._levels = {model: LevelShares(count) for model, count in (levels or {}).items() if count > 1}
         self._waiting_by_model = dict.fromkeys(max_batch_size, 0)
         self._suspended: list[Request] = []
         self._in_service: Sequence[Request] = ()
@@ -77,6 +80,10 @@ class Batcher:
     def waiting_of(self, model: str) -> int:
         """Return the number of waiting requests of a model."""
         return self._waiting_by_model.get(model, 0)
+
+    def waiting_through(self, model: str, level: int) -> int:
+        """Return the number of waiting requests of a model of this priority level and those before it."""
+        return sum(request.kind.model == model and request.level <= level for request in self._waiting)
 
     def oldest_of(self, model: str) -> float:
         """Return the arrival of the oldest waiting request of a model, s; inf without one."""
@@ -114,6 +121,8 @@ class Batcher:
             waiting.append(request)
         self._waiting_by_model[model] += 1
         self.monitor.arrive(request.kind, request.arrival if now is None else now)
+        if model in self._levels:
+            self._levels[model].arrive(request.level)
         if request.expires < inf:
             self._expiring[request.id] = request
             heapq.heappush(self._expiries, (request.expires, request.id))
@@ -161,8 +170,20 @@ class Batcher:
 
     def state(self, now: float) -> State:
         """Return the state of the queue at `now`, s."""
-        rates, mean_rates = self.monitor.rates(now), self.monitor.mean_rates(now)
-        return State(now, tuple(self._waiting), tuple(self._suspended), rates, mean_rates)
+        return self._state(now, tuple(self._suspended))
+
+    def _state(self, now: float, suspended: Sequence[Request]) -> State:
+        waiting, rates, mean_rates = tuple(self._waiting), self.monitor.rates(now), self.monitor.mean_rates(now)
+        if not self._levels:
+            return State(now, waiting, suspended, rates, mean_rates)
+        ordered = tuple(sorted(waiting, key=lambda request: 0 if request.urgent_from <= now else request.level))
+        shares = {model: known.shares for model, known in self._levels.items()}
+        by_level = ordered != waiting
+        return State(now, ordered, suspended, rates, mean_rates, level_shares=shares, by_level=by_level)
+
+    def level_shares(self, model: str) -> LevelShares | None:
+        """Return the shares of a model's levels in its arrivals; None if it has one level."""
+        return self._levels.get(model)
 
     def next_action(self, now: float) -> Action:
         """Return the action that `decide` would take at `now`, s, unchecked, without taking it."""
@@ -200,8 +221,7 @@ class Batcher:
             remaining = tuple(request for request in moved if request.stage < request.stages)
         if not (self._waiting or self._suspended or remaining):
             return None
-        rates, mean_rates = self.monitor.rates(at), self.monitor.mean_rates(at)
-        state = State(at, tuple(self._waiting), (*self._suspended, *remaining), rates, mean_rates)
+        state = self._state(at, (*self._suspended, *remaining))
         action = self._within_tokens(self.policy.decide(state))
         if not isinstance(action, Launch):
             return None

@@ -102,7 +102,7 @@ class Lookup:
         row = self._row(state) if state.rates else self.rows[0]
         n, largest = len(state.waiting), self.max_batch_size
         if row is not None and row.max_ages is not None:
-            due = state.waiting[0].arrival + self._max_age(row.max_ages, state)
+            due = state.oldest.arrival + self._max_age(row.max_ages, state)
             if state.now < due:
                 return Wait(min(due, state.reevaluate_at))
             largest = row.max_ages.largest(largest)
@@ -136,7 +136,7 @@ class Lookup:
         return self.weightings[bisect_right(self.ratios, ratio)].row(rate)
 
     def _max_age(self, table: MaxAges, state: State) -> float:
-        oldest, ages = state.waiting[0].id, table.max_age
+        oldest, ages = state.oldest.id, table.max_age
         if table.others and draw(self.seed, oldest, oldest) < table.probability:
             ages = table.others
         return ages[min(len(state.waiting), len(ages) - 1)]

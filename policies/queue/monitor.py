@@ -8,6 +8,7 @@ from typing import Protocol
 from policies.types import BatchKey
 
 _MAX_KINDS = 256  # measured at once; the shapes of inputs are not bounded
+_SHARES_OVER = 512  # arrivals over which the shares of levels are averaged
 
 
 class Monitor(Protocol):
@@ -99,6 +100,25 @@ class ForgettingMonitor:
             counts.long = before._mean(known, known.last) / self._mean(counts, counts.last)
             monitor._counts[kind] = counts
         return monitor
+
+
+class LevelShares:
+    """The share of each priority level in the latest arrivals of one model.
+
+    Attributes:
+        shares: of the levels, the first level first; 0 before the first arrival.
+        arrivals: number of arrivals.
+    """
+
+    def __init__(self, levels: int) -> None:
+        self.shares = (0.0,) * levels
+        self.arrivals = 0
+
+    def arrive(self, level: int) -> None:
+        """Count an arrival of this level, 1 or more."""
+        self.arrivals += 1
+        part = 1.0 / min(self.arrivals, _SHARES_OVER)
+        self.shares = tuple(share + part * ((number == level) - share) for number, share in enumerate(self.shares, 1))
 
 
 class PerModelMonitor:

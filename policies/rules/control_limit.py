@@ -31,7 +31,7 @@ class ControlLimit:
 
     def decide(self, state: State, /) -> Action:
         """Launch at the limit or at the time-out, else wait for the time-out."""
-        due = state.waiting[0].arrival + self.timeout
+        due = state.oldest.arrival + self.timeout
         if len(state.waiting) < self.limit and state.now < due:
             return Wait(until=due)
         formed = None if state.now >= due else state.waiting[self.limit - 1].arrival

@@ -24,7 +24,7 @@ class MaximumWait:
         action = self.inner.decide(state)
         if not state.waiting:
             return action
-        due = state.waiting[0].arrival + self.max_wait
+        due = state.oldest.arrival + self.max_wait
         if state.now < due:
             return action if isinstance(action, Launch) else Wait(min(action.until, due))
         if isinstance(action, Launch):

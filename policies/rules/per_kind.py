@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from policies.profile import Profile
-from policies.types import Action, BatchKey, Launch, Policy, State, Wait
+from policies.types import Action, BatchKey, Launch, Policy, Request, State, Wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +52,19 @@ class PerKind:
             return launches[0] if launches else Wait(until)
         overdue = [launch for launch in launches if self._is_overdue(launch, state.now)]
         if overdue:
-            return min(overdue, key=lambda launch: (launch.requests[0].arrival, launch.requests[-1].id))
+            return min(overdue, key=lambda launch: (_oldest(launch).arrival, launch.requests[-1].id))
         if self.in_order or state.suspended or len(self.policies) == 1:
             return min(launches, key=_formed)
         first = max(launches, key=lambda launch: self._weight(launch, parts, state.now)).requests[0].kind.model
         return min((launch for launch in launches if launch.requests[0].kind.model == first), key=_formed)
 
     def _weight(self, launch: Launch, parts: Mapping[BatchKey, State], now: float) -> float:
-        oldest, size = launch.requests[0], len(launch.requests)
+        oldest, size = _oldest(launch), len(launch.requests)
         rate = size / self.profiles[oldest.kind.model].service_time(size)
         return len(parts[oldest.kind].waiting) * rate * (now - oldest.arrival)
 
     def _is_overdue(self, launch: Launch, now: float) -> bool:
-        oldest = launch.requests[0]
+        oldest = _oldest(launch)
         return now >= oldest.arrival + self.max_waits.get(oldest.kind.model, inf)
 
     def _parts(self, state: State, parts: Mapping[BatchKey, State]) -> Iterator[tuple[str, State]]:
@@ -97,6 +97,10 @@ def slowdowns(rates: Mapping[BatchKey, float], profiles: Mapping[str, Profile]) 
     total = sum(loads.values())
     left = {model: max(1.0 - (total - load), load / total, 0.01) for model, load in loads.items() if load > 0.0}
     return {model: 1.0 / part for model, part in left.items()}
+
+
+def _oldest(launch: Launch) -> Request:
+    return min(launch.requests, key=lambda request: request.arrival)
 
 
 def _formed(launch: Launch) -> tuple[float, int]:

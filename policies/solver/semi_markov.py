@@ -101,13 +101,16 @@ def take_better(
     action[states] = np.where(better, number, action[states])
 
 
-def average_cost(chain: Chain, cost: Floats, start: Floats | None = None) -> tuple[Floats, float]:
+def average_cost(
+    chain: Chain, cost: Floats, start: Floats | None = None, precision: float = _PRECISION
+) -> tuple[Floats, float]:
     """Return relative values by state, 0 in the first one, and the average cost per second.
 
     Args:
         chain: of the policy.
         cost: until the next epoch, by state: its cost, or its energy for the mean power.
         start: relative values of a similar policy; None: 0.
+        precision: of the residual, relative to the costs.
 
     Raises:
         SpecError: the equations do not converge.
@@ -122,7 +125,7 @@ def average_cost(chain: Chain, cost: Floats, start: Floats | None = None) -> tup
     operator = scipy.sparse.linalg.LinearOperator((len(cost), len(cost)), matvec=apply, dtype=float)
     first = None if start is None else start.ravel().copy()
     found, failed = scipy.sparse.linalg.gmres(
-        operator, cost, x0=first, rtol=_PRECISION, restart=_RESTART, maxiter=_RESTARTS
+        operator, cost, x0=first, rtol=precision, restart=_RESTART, maxiter=_RESTARTS
     )
     if failed:
         raise SpecError("the average cost of a policy does not converge; give a lower arrival rate")

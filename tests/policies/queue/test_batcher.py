@@ -296,3 +296,50 @@ def test_waiting_requests_are_counted_by_model(data: st.DataObject) -> None:
         waiting = [r.kind.model for r in queue.state(float(now)).waiting]
         assert queue.waiting_by_model() == {model: waiting.count(model) for model in "mn"}
         assert queue.waiting_of("m") + queue.waiting_of("n") == queue.queue_length
+
+
+def levelled(*levels: int, urgent_from: float = inf) -> Batcher:
+    queue = Batcher(LaunchIndices([0, 1]), {"m": 4}, NoMonitor(), levels={"m": 3})
+    for i, level in enumerate(levels):
+        queue.arrive(Request(i, 0.1 * i, M, level=level, urgent_from=urgent_from if level == 3 else inf))
+    return queue
+
+
+def test_requests_wait_by_level_and_then_by_arrival() -> None:
+    state = levelled(2, 3, 1, 2, 1).state(1.0)
+    assert [request.id for request in state.waiting] == [2, 4, 0, 3, 1]
+    assert state.by_level
+    assert state.oldest.id == 0
+    assert [request.id for request in state.by_kind()[M].waiting] == [2, 4, 0, 3, 1]
+    assert state.by_kind()[M].oldest.id == 0
+
+
+def test_requests_of_one_level_wait_in_order_of_arrival() -> None:
+    state = levelled(2, 2, 2).state(1.0)
+    assert not state.by_level
+    assert state.oldest is state.waiting[0]
+
+
+def test_an_urgent_request_precedes_all_levels() -> None:
+    queue = levelled(2, 3, 1, urgent_from=5.0)
+    assert [request.id for request in queue.state(4.9).waiting] == [2, 0, 1]
+    assert [request.id for request in queue.state(5.0).waiting] == [1, 2, 0]
+
+
+def test_a_batch_is_taken_by_level() -> None:
+    queue = levelled(2, 3, 1, 2)
+    launch = queue.decide(1.0)
+    assert isinstance(launch, Launch)
+    assert [request.id for request in launch.requests] == [2, 0]
+    queue.complete(launch)
+    assert [request.id for request in queue.state(1.0).waiting] == [3, 1]
+    assert queue.waiting_of("m") == 2
+
+
+def test_the_shares_of_levels_are_measured() -> None:
+    queue = levelled(*([1, 2, 2, 2] * 300))
+    shares = queue.level_shares("m")
+    assert shares is not None
+    assert shares.shares == pytest.approx((0.25, 0.75, 0.0), abs=0.01)
+    assert queue.state(1.0).level_shares == {"m": shares.shares}
+    assert batcher(LaunchAll()).level_shares("m") is None
