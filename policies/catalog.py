@@ -14,7 +14,8 @@ from policies.objectives.table import PolicyTable, table_of
 from policies.profile import Profile
 from policies.queue.drain import Drain
 from policies.queue.lookup import ActionRow, Lookup, lookup
-from policies.queue.monitor import ForgettingMonitor, Monitor, NoMonitor, PerModelMonitor
+from policies.queue.monitor import ForgettingMonitor, LevelShares, Monitor, NoMonitor, PerModelMonitor
+from policies.rules.by_level import LimitedBulk
 from policies.rules.catch_up import CATCH_UP
 from policies.rules.co_located import CoLocated, PreemptivePolicy
 from policies.rules.control_limit import GREEDY, SERIAL, STATIC, TIMEOUT
@@ -23,13 +24,14 @@ from policies.rules.lazy_batching import LAZY
 from policies.rules.length_aware import LENGTH_AWARE
 from policies.rules.max_under_deadline import MAX_UNDER_DEADLINE
 from policies.rules.maximum_wait import MaximumWait
-from policies.rules.multi_bin import MULTI_BIN, Bins
+from policies.rules.multi_bin import MULTI_BIN, Bins, one_bin
 from policies.rules.per_kind import PerKind
 from policies.rules.rate_matching import RATE_MATCHING
-from policies.rules.rule import BinnedPolicy, Rule, SizeSolver, SolvedPolicy
+from policies.rules.rule import AdaptedPolicy, BinnedPolicy, Built, Rule, ShareSolver, SizeSolver, SolvedPolicy
 from policies.rules.smdp_bins import SMDP_BINS
 from policies.rules.solved_table import AUTO, FILE, SMDP
 from policies.sizing.bins import batch_time
+from policies.sizing.padded import of_mixed_lengths
 from policies.solver.distributions import measured_service
 from policies.solver.model import Problem
 from policies.solver.solver import solve
@@ -40,6 +42,7 @@ from policies.types import BatchKey, MaxAges, Mix, Policy, SpecError
 MAX_WAIT = 1.0  # s
 _MIN_SIZES = 256  # learned before bins are decided together
 _CHANGED = 0.03  # relative change of the mean batch time at which they are solved again
+_SHARE_CHANGE, _LEAST_SHARE_CHANGE = 0.3, 0.02  # change of the first level's share at which tables are solved again
 _SAVING = frozenset({"w2", *BOUNDS})  # keys of goals that save the resource of a profile
 _IN_UNITS = frozenset({"w2", "power_cap_w", "resource_cap"})  # those whose values are in its unit
 _GOALS = _SAVING | {"slo_ms"}
@@ -84,6 +87,9 @@ class ModelPolicy:
         bins: the bins of multi-bin batching, which assign the requests' kinds; None for other policies.
         solve_for: returns one policy for all bins, solved for observed sizes, s; None where there is nothing to solve.
         solved_sizes: the sizes, s, for which the policy is solved; empty before.
+        solve_for_shares: returns the policy for the shares of priority levels in the arrivals; None where there is
+            nothing to solve.
+        solved_shares: the shares for which the policy is solved; empty before.
         defaults: values for keys that the spec leaves open; `solved_again` uses them, too.
         margin: time by which the bound is reduced that maximum ages are solved for, so that the objective is met, s.
     """
@@ -101,6 +107,8 @@ class ModelPolicy:
     bins: Bins | None = None
     solve_for: SizeSolver | None = None
     solved_sizes: Sequence[float] = ()
+    solve_for_shares: ShareSolver | None = None
+    solved_shares: Sequence[float] = ()
     defaults: Mapping[str, str] = field(default_factory=dict)
     margin: float = 0.0
 
@@ -119,6 +127,12 @@ class ModelPolicy:
     def has_max_ages(self) -> bool:
         """Whether the table has maximum ages at some rate."""
         return self.table is not None and any(row.max_ages for row in self.table.rows)
+
+    @property
+    def takes_margin(self) -> bool:
+        """Whether the policy keeps a percentile of a model, so that it can be solved for a smaller bound."""
+        policy = self.policy.inner if isinstance(self.policy, MaximumWait) else self.policy
+        return self.bounds_share and (self.has_max_ages or isinstance(policy, LimitedBulk))
 
     @property
     def bounds_share(self) -> bool:
@@ -181,15 +195,37 @@ class ModelPolicy:
         """
         if self.solve_for is None:
             return self
-        policy = _bounded(self.solve_for(sizes), self.profile, self.max_wait)
-        return replace(self, policy=policy, solved_sizes=tuple(sizes))
+        found = self.solve_for(sizes)
+        policy, table = (found.policy, found.table) if isinstance(found, SolvedPolicy) else (found, None)
+        bounded = _bounded(policy, self.profile, self.max_wait)
+        return replace(self, policy=bounded, table=table, solved_sizes=tuple(sizes))
+
+    def unsolved_shares(self, shares: LevelShares | None) -> Sequence[float]:
+        """The shares of the levels, if the policy has to be solved for them; else empty.
+
+        That is so where there are enough arrivals, and the share of the first level differs from the one solved for.
+        """
+        if self.solve_for_shares is None or shares is None or shares.arrivals < _MIN_SIZES:
+            return ()
+        if self.solved_shares:
+            change = abs(shares.shares[0] - self.solved_shares[0])
+            if change <= max(_LEAST_SHARE_CHANGE, _SHARE_CHANGE * self.solved_shares[0]):
+                return ()
+        return shares.shares
+
+    def with_solved_shares(self, shares: Sequence[float]) -> "ModelPolicy":
+        """Return the policy solved for these shares of the levels; the same one if it does not depend on them."""
+        if self.solve_for_shares is None:
+            return self
+        policy = _bounded(self.solve_for_shares(shares), self.profile, self.max_wait)
+        return replace(self, policy=policy, solved_shares=tuple(shares))
 
     def action_table(self, arrival_rate: float | None) -> ActionTable | None:
         """Return the actions by queue length at this rate, 1/s, or before a rate is measured (None).
 
         Returns None if the action also depends on waiting times, deadlines or sizes.
         """
-        if self.bins is not None or not isinstance(self.policy, QueueLengthPolicy):
+        if (self.bins is not None and self.bins.bins > 1) or not isinstance(self.policy, QueueLengthPolicy):
             return None
         return self.policy.action_table(arrival_rate)
 
@@ -242,10 +278,17 @@ def choose(
     return _chosen(spec, profile, rule_of(spec.name).build(spec, profile))
 
 
-def _chosen(spec: Spec, profile: Profile, built: Policy | SolvedPolicy | BinnedPolicy) -> ModelPolicy:
+def _chosen(spec: Spec, profile: Profile, built: Built) -> ModelPolicy:
     rule = rule_of(spec.name)
     if isinstance(built, BinnedPolicy):
         return _binned(spec, rule, profile, built)
+    if isinstance(built, AdaptedPolicy):
+        return replace(
+            _chosen(spec, profile, built.policy),
+            solve_for=built.for_sizes,
+            bins=None if built.for_sizes is None else Bins(1, one_bin, pooled=True),
+            solve_for_shares=built.for_shares,
+        )
     policy, table = (built.policy, built.table) if isinstance(built, SolvedPolicy) else (built, None)
     slo, share = _objective(spec, table)
     return ModelPolicy(
@@ -362,14 +405,14 @@ def solved_again(chosen: ModelPolicy, profile: Profile, factor: float = 1.0, mar
     before = chosen.table
     if chosen.name == FILE.name and before is not None:
         return _with_table(replace(chosen, profile=profile), before)
-    if chosen.has_max_ages and chosen.bounds_share:
+    if chosen.takes_margin:
         return _with_margin(chosen, profile, margin)
     if before is None or not _SHARES & (before.bound or {}).keys():
         again = choose(chosen.spec, profile, chosen.defaults)
-        again = replace(again, bins=chosen.bins, promised=chosen.promised)  # keeps the learned edges
-        return again.with_solved_sizes(chosen.solved_sizes) if chosen.solved_sizes else again
-    problem = Problem(profile, 1.0, service=measured_service(profile))
-    at = [replace(problem, arrival_rate=row.load * profile.capacity, w2=factor * row.w2) for row in before.rows]
+        return _with_known(replace(again, promised=chosen.promised), chosen)
+    mixed = of_mixed_lengths(profile, chosen.solved_sizes)
+    problem = Problem(mixed, 1.0, service=measured_service(mixed))
+    at = [replace(problem, arrival_rate=row.load * mixed.capacity, w2=factor * row.w2) for row in before.rows]
     table = table_of(problem, [solve(each) for each in at], before.bound)
     monitor = ForgettingMonitor(rate_time_constant(profile))
     return _with_table(replace(chosen, profile=profile, monitor=monitor), table)
@@ -381,7 +424,16 @@ def _with_margin(chosen: ModelPolicy, profile: Profile, margin: float) -> ModelP
     bound = {"slo_p95_ms": limit} if "slo_p95_ms" in spec.parameters else {"slo_share": f"{limit}:{chosen.share}"}
     inside = replace(spec, parameters={**spec.parameters, **bound})
     again = _chosen(inside, profile, rule_of(spec.name).build(inside, profile))
-    return replace(again, parameters=chosen.parameters, slo=chosen.slo, promised=chosen.promised, margin=margin)
+    again = replace(again, parameters=chosen.parameters, slo=chosen.slo, promised=chosen.promised, margin=margin)
+    return _with_known(again, chosen)
+
+
+def _with_known(again: ModelPolicy, before: ModelPolicy) -> ModelPolicy:
+    """The policy for what is known of the requests by the one before."""
+    again = replace(again, bins=before.bins)  # which keep the learned edges
+    if before.solved_sizes:
+        again = again.with_solved_sizes(before.solved_sizes)
+    return again.with_solved_shares(before.solved_shares) if before.solved_shares else again
 
 
 def _with_table(chosen: ModelPolicy, table: PolicyTable) -> ModelPolicy:
@@ -410,7 +462,7 @@ def combine(chosen: Mapping[str, ModelPolicy], by_shape: Collection[str] = ()) -
     max_waits = {model: choice.max_wait for model, choice in chosen.items()}
     if len(chosen) == 1:
         ((model, only),) = chosen.items()
-        if only.bins is not None or model in by_shape:
+        if (only.bins is not None and only.bins.bins > 1) or model in by_shape:
             return PerKind(policies, max_waits=max_waits), only.monitor
         return only.policy if by_stage else policies[model], only.monitor
     monitor = PerModelMonitor({model: choice.monitor for model, choice in chosen.items()})
@@ -527,9 +579,17 @@ def _with_defaults(spec: Spec, defaults: Mapping[str, str], max_wait: float) -> 
     spec = replace(spec, defaults=defaults)
     filling = {key: value for key, value in defaults.items() if key in keys}
     for key, value in filling.items():
-        if key in spec.parameters and spec.number(key) != float(value):
+        if key in spec.parameters and not _same(spec.parameters[key], value):
             raise spec.conflict(key, key)
     return replace(spec, parameters={"max_wait_ms": f"{1e3 * max_wait}", **filling, **spec.parameters})
+
+
+def _same(given: str, default: str) -> bool:
+    """Whether two values of a key are the same, as numbers if they are."""
+    try:
+        return float(given) == float(default)
+    except ValueError:
+        return given == default
 
 
 def _parameters(spec: Spec) -> dict[str, Any]:

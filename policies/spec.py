@@ -56,7 +56,7 @@ class Spec:
 
     def conflict(self, key: str, default: str) -> SpecError:
         """Return the error of `key`, which conflicts with the value that a flag of the server gives for `default`."""
-        flag, value = f"--{default.replace('_', '-')}", f"{float(self.defaults[default]):g}"
+        flag, value = f"--{default.replace('_', '-')}", _short(self.defaults[default])
         return SpecError(
             f"policy {self.text!r} has {key}={self.parameters[key]}, but {flag} is {value}; give one: "
             f"leave {key} out of the policy, or start the server without {flag} and with the value in --policy, "
@@ -65,6 +65,13 @@ class Spec:
 
     def _usage(self, key: str) -> str:
         return f"{self.name}:VALUE" if key == "ARG" else f"{self.name}:{key}=VALUE"
+
+
+def _short(value: str) -> str:
+    try:
+        return f"{float(value):g}"
+    except ValueError:
+        return value
 
 
 def is_file(name: str) -> bool:

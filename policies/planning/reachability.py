@@ -12,6 +12,7 @@ from policies.objectives.frontier import SHARE
 from policies.objectives.trial import Trial
 from policies.profile import Profile
 from policies.queue.table_simulator import ServiceModel, simulate_table
+from policies.sizing.padded import of_mixed_lengths
 from policies.solver.distributions import measured_service
 from policies.solver.model import Problem
 from policies.traits import ActionTable
@@ -129,8 +130,9 @@ def objective_warnings(chosen: ModelPolicy, neighbours: Sequence[Neighbour] = ()
         return []
     busy = [each for each in neighbours if each.load > _NEGLIGIBLE_LOAD]
     load = _LOAD_STEP * round(sum(each.load for each in busy) / _LOAD_STEP)  # for the cache
-    times = np.array(chosen.profile.service_times) / max(1.0 - load, 0.1)
-    profile = Profile(chosen.profile.name, tuple(times.tolist())) if load else chosen.profile
+    known = of_mixed_lengths(chosen.profile, chosen.solved_sizes)
+    times = np.array(known.service_times) / max(1.0 - load, 0.1)
+    profile = replace(known, service_times=tuple(times.tolist()), energies=None) if load else known
     named = "".join(f" beside {each.model} at {_short(each.rate)}/s," for each in busy)
     reached = reachability(profile, chosen.objective, chosen.share)
     reached = replace(reached, alone=chosen.profile.service_time(1), beside=named)

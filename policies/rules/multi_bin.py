@@ -73,7 +73,7 @@ class Bins:
 
     def fixed(self) -> "Bins":
         """Return bins with the present edges, which do not learn from arriving requests."""
-        found = Bins(self.bins, _no_edges, self.pooled)
+        found = Bins(self.bins, one_bin, self.pooled)
         found.edges, found._sizes = tuple(self.edges), None
         return found
 
@@ -95,7 +95,8 @@ class Bins:
             self._until_update = min(len(self._sizes), _WINDOW // 2)
 
 
-def _no_edges(_: Sequence[float]) -> Sequence[float]:
+def one_bin(_: Sequence[float]) -> Sequence[float]:
+    """Return no edges."""
     return ()
 
 

@@ -13,7 +13,7 @@ from policies.spec import Spec
 from policies.types import Policy
 
 EdgeFinder = Callable[[Sequence[float]], Sequence[float]]
-SizeSolver = Callable[[Sequence[float]], Policy]
+ShareSolver = Callable[[Sequence[float]], Policy]
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,9 @@ class SolvedPolicy:
 
     policy: Policy
     table: PolicyTable
+
+
+SizeSolver = Callable[[Sequence[float]], Policy | SolvedPolicy]
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,24 @@ class BinnedPolicy:
     solve: SizeSolver | None = None
 
 
+@dataclass(frozen=True)
+class AdaptedPolicy:
+    """A policy, and what solves another one once more is known of the requests.
+
+    Attributes:
+        policy: until then.
+        for_sizes: returns the policy for sizes of requests, s; None if it does not depend on them.
+        for_shares: returns the policy for shares of priority levels, the first level first; None as well.
+    """
+
+    policy: Policy | SolvedPolicy
+    for_sizes: SizeSolver | None = None
+    for_shares: ShareSolver | None = None
+
+
+Built = Policy | SolvedPolicy | BinnedPolicy | AdaptedPolicy
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rule:
     """A named policy rule.
@@ -62,7 +83,7 @@ class Rule:
     """
 
     name: str
-    build: Callable[[Spec, Profile], Policy | SolvedPolicy | BinnedPolicy]
+    build: Callable[[Spec, Profile], Built]
     description: str
     example: str
     keys: frozenset[str] = frozenset()

@@ -1,25 +1,68 @@
 """The rules that act by a solved table: smdp and auto solve one, a policy file has one."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
-from policies.objectives.frontier import BOUNDS
+from policies.objectives.frontier import BOUNDS, ShareBound, parse_bound
 from policies.objectives.solving import solved_table, table_policy, weight_of, weighted_table_policy
 from policies.objectives.table import load_table
 from policies.profile import Profile
-from policies.rules.length_aware import LengthAware, length_aware
-from policies.rules.rule import Rule, SolvedPolicy
+from policies.rules.by_level import limited_bulk, parse_weights, solve_for_shares
+from policies.rules.control_limit import greedy
+from policies.rules.length_aware import length_aware
+from policies.rules.rule import AdaptedPolicy, Built, Rule, SolvedPolicy
+from policies.sizing.padded import of_mixed_lengths
 from policies.spec import Spec
+from policies.types import Policy, SpecError
 
 _WEIGHT_KEYS = frozenset({"w2", *BOUNDS, "policy_form"})
+_LEVELS = "priority_weights"
 _DESCRIPTION = "Launches by the solved table: the row nearest to the measured arrival rate{parameters}."
 
 
-def _solve(spec: Spec, profile: Profile) -> SolvedPolicy:
+def _check(spec: Spec) -> None:
+    key, _ = weight_of(spec)
+    if _LEVELS not in spec.parameters:
+        return
+    parse_weights(spec.parameters[_LEVELS], ":")
+    if key not in ("w2", "slo_p95_ms", "slo_share"):
+        raise SpecError(
+            f"policy {spec.text!r}: {key} cannot be kept with priority weights; give slo_p95_ms or slo_share, which "
+            "then hold for level 1, or w2"
+        )
+
+
+def _by_level(spec: Spec, profile: Profile) -> Policy | AdaptedPolicy:
+    """The policy of priority levels: for a percentile of the first, or for the sum of their weighted means."""
+    _check(spec)
+    weights, (key, value) = parse_weights(spec.parameters[_LEVELS], ":"), weight_of(spec)
+    if key == "w2":
+        solve = partial(solve_for_shares, profile=profile, weights=weights, w2=float(value))
+        return AdaptedPolicy(greedy(profile.max_batch_size), for_shares=solve)
+    bound = parse_bound(key, str(value))
+    assert isinstance(bound, ShareBound)  # of these keys
+    return limited_bulk(profile, bound.response_time, bound.share)
+
+
+def _solve(spec: Spec, profile: Profile) -> Built:
+    if _LEVELS in spec.parameters:
+        return _by_level(spec, profile)
+    if profile.varies_by_length:
+        return AdaptedPolicy(
+            _solve_mixed((), spec, profile), for_sizes=partial(_solve_mixed, spec=spec, profile=profile)
+        )
+    return _solve_mixed((), spec, profile)
+
+
+def _solve_mixed(sizes: Sequence[float], spec: Spec, profile: Profile) -> SolvedPolicy:
+    """The table for batches of requests whose lengths vary as these sizes, s, do."""
+    profile = of_mixed_lengths(profile, sizes)
     table = solved_table(spec, profile)
     return SolvedPolicy(weighted_table_policy(table, profile), table)
 
 
-def _solve_auto(spec: Spec, profile: Profile) -> SolvedPolicy | LengthAware:
+def _solve_auto(spec: Spec, profile: Profile) -> Built:
     """The solved table; for inputs that vary in length, where no goal is given, a policy that knows the lengths."""
     if profile.varies_by_length and not spec.parameters.keys() & _WEIGHT_KEYS:
         return length_aware(profile)
@@ -34,8 +77,8 @@ def _load(spec: Spec, profile: Profile) -> SolvedPolicy:
 SMDP = Rule(
     name="smdp",
     build=_solve,
-    check=weight_of,
-    keys=_WEIGHT_KEYS,
+    check=_check,
+    keys=_WEIGHT_KEYS | {_LEVELS},
     description=_DESCRIPTION,
     example="smdp:w2=30",
 )

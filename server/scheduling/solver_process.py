@@ -52,7 +52,7 @@ def solve_again_in_process(chosen: ModelPolicy, profile: Profile, factor: float,
         SpecError: the spec cannot be used with this profile.
         RuntimeError: the process failed.
     """
-    if not takes_long(chosen.spec) and not chosen.solved_sizes:
+    if not (takes_long(chosen.spec) or chosen.solved_sizes or chosen.solved_shares):
         return solved_again(chosen, profile, factor, margin)
     sent = replace(chosen, monitor=NoMonitor(), bins=None)  # both go on changing, and neither is needed
     found: ModelPolicy = pickle.loads(_call(chosen.spec, solved_again, sent, profile, factor, margin))  # noqa: S301
@@ -75,7 +75,7 @@ def _without_solver(chosen: ModelPolicy) -> ModelPolicy:
     bins = None if chosen.bins is None else chosen.bins.fixed()
     forgets = isinstance(chosen.monitor, ForgettingMonitor)  # of which a prediction uses one of its own
     monitor = ForgettingMonitor(rate_time_constant(chosen.profile)) if forgets else chosen.monitor
-    return replace(chosen, bins=bins, solve_for=None, monitor=monitor)
+    return replace(chosen, bins=bins, solve_for=None, solve_for_shares=None, monitor=monitor)
 
 
 @lru_cache(_CACHED)

@@ -31,7 +31,7 @@ def requests(seed: int, count: int) -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("spec", ["length-aware", "greedy", "static:8", "timeout:5", "smdp"])
+@pytest.mark.parametrize("spec", ["length-aware", "greedy", "static:8", "timeout:5", "smdp:slo_p95_ms=500"])
 @given(seed=st.integers(0, 1000))
 @settings(max_examples=10, deadline=None)
 def test_no_batch_exceeds_the_tokens_and_all_requests_are_served(spec: str, seed: int) -> None:

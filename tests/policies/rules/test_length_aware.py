@@ -85,7 +85,7 @@ def test_a_deep_queue_is_served_from_its_oldest_request_on() -> None:
     assert 0 in launched(PROFILES[0], [float(8 + n % 250) for n in range(2000)])
 
 
-def test_auto_serves_padded_inputs_where_greedy_and_the_table_diverge() -> None:
+def test_auto_serves_padded_inputs_where_greedy_diverges() -> None:
     profile, rng = padded(0.002, 0.0001, largest=32), np.random.default_rng(1)
     lengths = np.clip(np.exp(rng.normal(np.log(48), 0.8, 4000)), 4, 256).astype(int)
     capacity = 1.0 / float(np.mean([profile.service_time(1, float(n)) for n in lengths]))
@@ -96,7 +96,8 @@ def test_auto_serves_padded_inputs_where_greedy_and_the_table_diverge() -> None:
         for spec in ("serial", "greedy", "smdp", "auto", "multi-bin:2,inner=greedy")
     }
     assert mean["auto"] < min(mean["serial"], mean["multi-bin:2,inner=greedy"])
-    assert min(mean["greedy"], mean["smdp"]) > 10 * mean["auto"], "they form batches that take longer"
+    assert mean["greedy"] > 10 * mean["auto"], "it forms batches that take longer"
+    assert mean["auto"] < mean["smdp"] < 1.5 * mean["auto"], "it knows what mixed batches take, but not who waits"
 
 
 def test_auto_with_a_goal_and_for_inputs_of_one_length_is_the_solved_table() -> None:
