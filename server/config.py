@@ -45,7 +45,13 @@ _OF_MODEL = (
     "meter",
     "labels",
 )  # keys of a model in the configuration file
-_IN_LISTS = ("policy", "profile", "sample")  # further keys of a model, which the settings have as [MODEL=]VALUE
+_IN_LISTS = (
+    "policy",
+    "profile",
+    "sample",
+    "priority_weights",
+    "priority_max_wait_ms",
+)  # further keys of a model, which the settings have as [MODEL=]VALUE
 
 
 _PATHS = ("api_key_file", "tls_cert", "tls_key")
@@ -169,6 +175,19 @@ class Settings(BaseSettings):
         allow_inf_nan=False,
         description="bound on the 95th percentile of the response time, ms, where the policy spec does not set it; "
         "NAME=MS for one model, or for a pipeline, whose bound is split over its models",
+    )
+    priority_weights: _Words = Field(
+        [],
+        description="[MODEL=]W1,W2,...: priority levels of MODEL, or of all models; the weights of their mean response "
+        "times, the first level's first",
+    )
+    priority_max_wait_ms: _Words = Field(
+        [],
+        description="[MODEL=]M1,M2,...: of each level the time in ms after which a request precedes those of all "
+        "levels; inf for never, the default",
+    )
+    reserved_share: float = Field(
+        0.1, ge=0, lt=1, allow_inf_nan=False, description="share of the queue that only calls of priority level 1 take"
     )
     resource: Resource | None = Field(
         None,
@@ -307,7 +326,10 @@ class Settings(BaseSettings):
     def own_settings(self, model: str) -> list[str]:
         """What is set for this model alone, as it is given."""
         entries = [
-            f"--{key} {each}" for key in _IN_LISTS for each in getattr(self, key) if each.startswith(f"{model}=")
+            f"--{key.replace('_', '-')} {each}"
+            for key in _IN_LISTS
+            for each in getattr(self, key)
+            if each.startswith(f"{model}=")
         ]
         return [*self._of_model.get(model, {}), *entries]
 

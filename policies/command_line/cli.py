@@ -28,6 +28,7 @@ from policies.command_line.common import (
     run,
     writing,
 )
+from policies.command_line.levels import check_level_flags, show_levels
 from policies.command_line.options import (
     SolveOptions,
     bounds_of,
@@ -71,6 +72,7 @@ GROUPS = {
         "no_mix",
         "policy_form",
     ),
+    "Priorities": ("priority_weights", "priority_shares"),
     "System": ("min_batch_size", "max_batch_size", "service_distribution"),
     "Method and evaluation": (
         *("evaluate_", "method", "overflow_cost", "max_queue_length", "epsilon", "max_iterations", "simulate", "seed"),
@@ -229,6 +231,13 @@ def solve_policy(
         float | None, typer.Option(help="With --plan: power of an idle device in W (default: the profile's, if known).")
     ] = None,
     power_price: Annotated[float | None, typer.Option(help="With --plan: price of a kWh.")] = None,
+    priority_weights: Annotated[
+        str | None,
+        typer.Option(help="W1,W2,...: weights of the mean response times of priority levels, the first level first."),
+    ] = None,
+    priority_shares: Annotated[
+        str | None, typer.Option(help="S1,S2,...: shares of the levels in the arrivals.")
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="Write the solved policy to this file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write charts to this file (.png, .pdf, .svg).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
@@ -245,7 +254,10 @@ def solve_policy(
         binning = parse_problem(profile, sizes, _given_parameters(context), arrival_rate, max_batch_size, seed)
         _recommend(binning, slo_mean_ms, as_json)
         return
-    prices.check_flags(_given_parameters(context), plan)
+    given = _given_parameters(context)
+    if priority_weights is not None or priority_shares is not None:
+        check_level_flags(given)
+    prices.check_flags(given, plan)
     check_files(output, plot)
     scheme = scheme_of(method, overflow_cost, max_queue_length, epsilon, max_iterations)
     bounds = bounds_of(w2, (slo_mean_ms, slo_p95_ms, slo_share, power_cap_w, resource_cap), check_form(policy_form))
@@ -271,6 +283,10 @@ def solve_policy(
         show_plan(options.at(rate), price, spare, output, as_json)
         return
     options, _ = options_of(profile)
+    if priority_weights is not None and priority_shares is not None:
+        rate = rate_of(build_model(options.problem).capacity, arrival_rate, load)
+        show_levels(options.at(rate), priority_weights, priority_shares, as_json)
+        return
     rates_hz = _rates_hz(options, arrival_rate, load, rates)
     with print_warnings(), closing(_with_progress(rates_hz)) as shown:
         results = [_solve_load(options.at(rate), rates is not None) for rate in shown]

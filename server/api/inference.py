@@ -24,6 +24,7 @@ from server.models.model import Codec, DecodeCost, Inputs, ServedModel
 from server.scheduling.admission import reject_if_full
 from server.scheduling.calls import Sample
 from server.scheduling.fleet import Fleet
+from server.scheduling.levels import Levels, levels_of
 from server.scheduling.predictor import Predictor
 from server.transport.content_encoding import decompress_in_pieces
 from server.transport.json_limits import MAX_JSON_BYTES, JsonSize, check_json
@@ -127,6 +128,7 @@ class Inference:
         predictors: by device, what compares predicted with measured response times.
         max_json_bytes: of the JSON part of a call.
         pipelines: by name, what serves the calls of pipelines, by requests of the models.
+        levels: by model, its priority levels, where it has several.
     """
 
     models: dict[str, ServedModel]
@@ -146,6 +148,7 @@ class Inference:
     predictors: dict[str, Predictor] = field(default_factory=dict)
     max_json_bytes: int = MAX_JSON_BYTES
     pipelines: dict[str, Pipeline] = field(default_factory=dict)
+    levels: Mapping[str, Levels] = field(default_factory=dict)
     _ended: dict[str, asyncio.Event] = field(default_factory=dict)  # set after the last of these calls
 
     async def serve(
@@ -176,7 +179,8 @@ class Inference:
                 model = self.model(name)
                 if self.fleet.draining:
                     raise DrainingError("the server is stopping; send the request to another one", 1)
-                self.check_begin(model.name, context.remaining_timeout())
+                self.set_level(model.name, context)
+                self.check_begin(model.name, context.remaining_timeout(), context.level)
                 self.calls[model.id] += 1
                 try:
                     body, headers = await answer(model, context)
@@ -258,7 +262,7 @@ class Inference:
         if pipeline is not None:
             return asyncio.ensure_future(pipeline.run(samples, context))
         timeout, codec = context.remaining_timeout(), model.codec
-        return self.fleet.submit(model.name, [_sample(codec, one) for one in samples], timeout, model.id)
+        return self.fleet.submit(model.name, [_sample(codec, one) for one in samples], timeout, model.id, context.level)
 
     async def _read(self, inputs: Inputs, context: RequestContext) -> list[Any]:
         timeout = context.remaining_timeout()
@@ -324,7 +328,17 @@ class Inference:
         pipeline = self.pipelines.get(name)
         return self.fleet.is_ready(name) if pipeline is None else pipeline.ready
 
-    def check_begin(self, name: str, timeout: float) -> None:
+    def set_level(self, name: str, context: RequestContext) -> None:
+        """Set the priority level of a call, by its priority, its header and its key.
+
+        Raises:
+            BadInputError: the model has fewer levels.
+        """
+        if name not in self.pipelines:  # its steps have levels, each of its model's
+            asked = context.headers.get(b"priority")
+            context.level = levels_of(self.levels, name).level(context.priority, asked, context.least_level)
+
+    def check_begin(self, name: str, timeout: float, level: int = 1) -> None:
         """Check whether a call of a model or pipeline may begin that has to be answered within a timeout, s.
 
         Raises:
@@ -332,12 +346,12 @@ class Inference:
         """
         if name not in self.pipelines:
             self.fleet.check_loaded(name)
-        self.check_room(name, 1, timeout)
+        self.check_room(name, 1, timeout, level=level)
 
-    def check_room(self, name: str, n: int, timeout: float, pending: int = 0) -> None:
+    def check_room(self, name: str, n: int, timeout: float, pending: int = 0, level: int = 1) -> None:
         """Check whether `n` more samples of a model or pipeline can be served within a timeout, s.
 
-        `pending` are those that are being decoded.
+        `pending` are those that are being decoded; `level` is the priority level.
 
         Raises:
             RejectedError: they cannot.
@@ -346,7 +360,7 @@ class Inference:
         if pipeline is not None:
             pipeline.check_room(n + pending, timeout)
         else:
-            self.fleet.check_room(name, n, timeout, pending)
+            self.fleet.check_room(name, n, timeout, pending, level)
 
     async def run_in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Run a pure function in a thread of the pool."""
@@ -407,14 +421,16 @@ class Inference:
         context.memory.grow(_MEMORY_PER_JSON * len(document))
         return parsed
 
-    def check_queue(self, n: int) -> None:
+    def check_queue(self, n: int, places: int | None = None) -> None:
         """Check that the queue of all models has room for `n` more samples beside those that are queued or pending.
+
+        `places` are those that may be taken; None: all.
 
         Raises:
             RejectedError: it has not.
         """
         taken = self.fleet.waiting + self.budget.pending.total()
-        reject_if_full(n, taken, self.capacity, self.fleet.backlog)
+        reject_if_full(n, taken, self.capacity if places is None else places, self.fleet.backlog)
 
     def _begin_pending(self, model: str, n: int, context: RequestContext) -> None:
         """Check that there is room for `n` samples, and count them as pending until they are queued.
@@ -424,8 +440,8 @@ class Inference:
         """
         context.memory.end_pending()  # the sample that was pending during decompression
         timeout = context.remaining_timeout()
-        self.check_queue(n)
-        self.check_room(model, n, timeout, self.budget.pending[model])
+        self.check_queue(n, levels_of(self.levels, model).places(self.capacity, context.level))
+        self.check_room(model, n, timeout, self.budget.pending[model], context.level)
         context.memory.begin_pending(model, n)
 
     async def _decode(self, model: ServedModel, inputs: Inputs, context: RequestContext) -> list[Any]:
@@ -497,7 +513,7 @@ class Inference:
         name = next(iter(self.models)) if model is None and len(self.names) == 1 else model
         if name is None or (name not in self.models and name not in self.pipelines):
             return None
-        self.metrics.outcome(name, outcome, context.samples, context.ended() - context.received)
+        self.metrics.outcome(name, outcome, context.samples, context.ended() - context.received, context.level)
         return name
 
     def count_answered(self, model: str, context: RequestContext) -> None:
@@ -505,12 +521,18 @@ class Inference:
         now = context.ended()
         response = now - context.began
         since_body = now - context.received
-        self.metrics.outcome(model, "ok", context.samples, since_body)
+        self.metrics.outcome(model, "ok", context.samples, since_body, context.level)
         if not context.device:  # decoding has answered it
             return
-        self.metrics.call_completed(model, context.device, response, context.samples, since_body)
+        self.metrics.call_completed(
+            model, context.device, response, context.samples, since_body, self._shown_level(model, context)
+        )
         preparing = context.queued - context.began
         self.metrics.statistics.call_completed(model, preparing, context.waiting, context.service, response)
+
+    def _shown_level(self, model: str, context: RequestContext) -> int | None:
+        """The level of a call in the metrics; None where the model has one level."""
+        return context.level if model in self.levels else None
 
     def describe(self, answers: Sequence[Sample], context: RequestContext) -> dict[str, Any]:
         """Parameters of the response to a call: largest batch size, longest times, and what all its samples took."""

@@ -32,6 +32,7 @@ from server.models.signature import DTYPES, Tensor, TensorSpec
 from server.models.tensors.codec import TensorCodec
 from server.scheduling.admission import reject_if_full
 from server.scheduling.calls import Sample
+from server.scheduling.levels import levels_of
 from server.transport.request import ClientDisconnectedError, RequestContext
 from server.workers.errors import SentError, received
 from server.workers.loop_channel import LoopChannel
@@ -393,11 +394,14 @@ class PipelineRunner:
         if sum(call.made.values()) > _MAX_STEPS:
             raise ModelError(f"the pipeline makes more than {_MAX_STEPS} requests in one call; send less in a call")
         model = inference.model(name)
-        context = _StepContext("STEP", name, {}, monotonic())
+        context = _StepContext("STEP", name, call.context.headers, monotonic())
         context.received, context.request_id = context.began, call.context.request_id
         with inference.budget.reservation() as context.memory, self._traced(name), _counted(inference, name, context):
             context.timeout = call.context.remaining_timeout()
-            inference.check_begin(name, context.timeout)
+            context.priority = min(call.context.priority, levels_of(inference.levels, name).count)
+            context.least_level = call.context.least_level
+            inference.set_level(name, context)
+            inference.check_begin(name, context.timeout, context.level)
             inputs = [_inputs(model, form, what, context)]
             inference.calls[model.id] += 1
             try:

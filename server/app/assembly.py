@@ -21,7 +21,7 @@ from server.app.application import Application, Background
 from server.app.backend import Backend, LoadedModel, ProfileSource, make_backend
 from server.app.exploration import Exploration
 from server.app.repository import Repository
-from server.app.start_checks import DEFAULT_MAX_BATCH_SIZE, ServerPlan
+from server.app.start_checks import DEFAULT_MAX_BATCH_SIZE, ServerPlan, model_levels
 from server.config import Settings
 from server.energy.meters import LastReading
 from server.scheduling.admission import Limits
@@ -77,6 +77,7 @@ def assemble(plan: ServerPlan, profile_source: ProfileSource, tracing: "Tracing 
         settings.queue_capacity,
         budget,
         max_json_bytes=settings.max_json_bytes,
+        levels=model_levels(settings),
         **({} if settings.decoding_threads is None else decoding_limits(settings.decoding_threads)),
     )
     for model, described in served.items():
@@ -157,7 +158,8 @@ def _dispatcher(backend: Backend, metrics: Metrics, tracing: "Tracing | None") -
     limits = Limits(settings.queue_capacity, settings.hung_after_s)
     chosen = {name: model.chosen for name, model in backend.loaded.items()}
     by_shape = [name for name, model in backend.loaded.items() if model.served.codec.varies_in_shape]
-    dispatcher = Dispatcher(backend.executor, chosen, metrics, monotonic, limits, by_shape)
+    levels = model_levels(settings)
+    dispatcher = Dispatcher(backend.executor, chosen, metrics, monotonic, limits, by_shape, levels)
     controller = Controller(
         dispatcher, metrics, backend.meter, ThreadPoolExecutor(2, "controller"), solve_again_in_process
     )

@@ -14,6 +14,7 @@ from typing import TypeVar
 from policies.catalog import ModelPolicy, by_stages, check_spec, choose, has_goal, ignored_keys, in_stages
 from policies.command_line.common import as_given
 from policies.profile import Profile, load_profile
+from policies.rules.by_level import parse_weights
 from policies.types import SpecError
 from server.app.http_server import bind
 from server.backends.buckets import LARGEST, pads_to_buckets
@@ -23,6 +24,7 @@ from server.models.images.torchvision_names import torchvision_names
 from server.models.sources import TensorSource, TorchvisionSource, UpstreamSource, source_of
 from server.models.upstream_spec import is_upstream
 from server.models.weights import check_weights
+from server.scheduling.levels import Levels
 
 DEFAULT_MAX_BATCH_SIZE = 32  # where neither a flag nor a profile sets it
 _EMULATED = "emulated:"
@@ -96,7 +98,7 @@ def policy_of(settings: Settings, model: str, profile: Profile) -> ModelPolicy:
     Raises:
         SpecError: the policy is not possible with that profile.
     """
-    return choose(_spec(settings, model), limited(settings, model, profile), _defaults(settings, model))
+    return choose(_spec(settings, model), limited(settings, model, profile), _open_keys(settings, model))
 
 
 def limited(settings: Settings, model: str, profile: Profile) -> Profile:
@@ -496,6 +498,8 @@ def _choices(settings: Settings, profiles: Mapping[str, Profile], errors: _Error
     """By model with a known profile, its policy; the specs of other models are checked as far as possible."""
     if errors.check(partial(by_model, settings.policy, settings.specs)) is None:
         return {}
+    if errors.check(partial(model_levels, settings)) is None:
+        return {}
     found: dict[str, ModelPolicy | None] = {}
     for model in settings.specs:
         profile = profiles.get(model)
@@ -508,7 +512,7 @@ def _choice(settings: Settings, model: str, profile: Profile | None) -> ModelPol
     if profile is not None:
         return policy_of(settings, model, profile)
     largest, source = _max_batch_size(settings, model, None), source_of(settings.specs[model])
-    check_spec(_spec(settings, model), largest, _defaults(settings, model), source.has_lengths)
+    check_spec(_spec(settings, model), largest, _open_keys(settings, model), source.has_lengths)
     return None
 
 
@@ -524,7 +528,48 @@ def _spec(settings: Settings, model: str) -> str:
     return by_model(settings.policy, settings.specs).get(model, "auto")
 
 
+def model_levels(settings: Settings) -> dict[str, Levels]:
+    """The priority levels of the models that have several.
+
+    Raises:
+        SpecError: weights or longest waits are malformed, or do not belong together.
+    """
+    given = by_model(settings.priority_weights, settings.specs)
+    waits = by_model(settings.priority_max_wait_ms, settings.specs)
+    found = {}
+    for model, text in given.items():
+        count = len(parse_weights(text))
+        found[model] = Levels(count, settings.reserved_share, _max_waits(waits.pop(model, ""), count))
+    if waits:
+        raise SpecError(
+            f"--priority-max-wait-ms {next(iter(waits.values()))} is for levels, and {next(iter(waits))} has one; add "
+            "--priority-weights W1,W2"
+        )
+    return found
+
+
+def _max_waits(text: str, count: int) -> tuple[float, ...]:
+    if not text:
+        return ()
+    try:
+        waits = tuple(float(word) / 1e3 for word in text.split(","))
+    except ValueError:
+        waits = ()
+    if len(waits) != count or not min(waits) > 0.0:
+        raise SpecError(f"--priority-max-wait-ms {text}: give a time above 0, or inf, for each of {count} levels")
+    return waits
+
+
+def _open_keys(settings: Settings, model: str) -> dict[str, str]:
+    """Values for keys that a model's policy takes and its spec leaves open."""
+    weights = by_model(settings.priority_weights, settings.specs).get(model)
+    if weights is None or ignored_keys(_spec(settings, model), {"priority_weights"}):
+        return _defaults(settings, model)
+    return {**_defaults(settings, model), "priority_weights": weights.replace(",", ":")}
+
+
 def _defaults(settings: Settings, model: str) -> dict[str, str]:
+    """The goals that the settings give a model."""
     own = settings.of(model)
     flags = {"w2": own.w2, "slo_p95_ms": own.slo_p95_ms}
     return {key: repr(value) for key, value in flags.items() if value is not None}

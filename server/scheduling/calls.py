@@ -62,11 +62,13 @@ class InferenceCall:
         missing: number of samples without an output.
         losses: number of devices that were lost while they served it.
         id: of the model whose codec made its inputs.
+        level: priority level; 1 is the first.
+        urgent_from: instant from which its requests precede all levels, s.
     """
 
     __slots__ = (
         *("arrival", "earliest", "expires", "future", "losses", "missing", "model", "requests", "id"),
-        *("samples", "span"),
+        *("level", "samples", "span", "urgent_from"),
     )
 
     def __init__(
@@ -80,6 +82,8 @@ class InferenceCall:
         earliest: float,
         span: Any = None,
         id: str = "",
+        level: int = 1,
+        urgent_from: float = inf,
     ) -> None:
         self.future = future
         self.model = model
@@ -94,6 +98,8 @@ class InferenceCall:
         self.missing = len(samples)
         self.losses = 0
         self.id = id or model
+        self.level = level
+        self.urgent_from = urgent_from
 
     def make_requests(self, chosen: ModelPolicy, ids: Iterator[int]) -> list[Request]:
         """Make a request for each sample without an output.
@@ -112,6 +118,8 @@ class InferenceCall:
                     Request(
                         *(next(ids), self.arrival, kind, deadline, self.expires, size, stages, sample),
                         length=sample.length,
+                        level=self.level,
+                        urgent_from=self.urgent_from,
                     )
                 )
         return self.requests

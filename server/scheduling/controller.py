@@ -6,11 +6,11 @@ microseconds. If they call for another policy, that is solved off the event loop
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from policies.adaptation.drift import DriftDetector
 from policies.adaptation.objective import AgeMargin, Objective, ResponseCounts
@@ -116,7 +116,7 @@ class Controller:
             self._read_meter(monitored)
         if monitored.solving is not None:
             return
-        if self._solve_for_sizes(model, monitored):
+        if self._solve_for_sizes(model, monitored) or self._solve_for_shares(model, monitored):
             return
         refit = monitored.drift.refit(monitored.current.weighs_costs)
         if refit is not None:
@@ -139,8 +139,19 @@ class Controller:
         monitored.bins_updates = bins.updates
         sizes = monitored.current.unsolved_sizes()
         if sizes:
-            self._solve(model, monitored.current.profile, "sizes", f"{len(sizes)} sizes are known", sizes)
+            known = {"solved_sizes": tuple(sizes)}
+            self._solve(model, monitored.current.profile, "sizes", f"{len(sizes)} sizes are known", known)
         return bool(sizes)
+
+    def _solve_for_shares(self, model: str, monitored: _Monitored) -> bool:
+        """Solve the policy if it depends on the shares of the levels, and those are known or have changed."""
+        if monitored.current.solve_for_shares is None:
+            return False
+        shares = monitored.current.unsolved_shares(self._dispatcher.queue.level_shares(model))
+        if shares:
+            reason = f"level 1 has {shares[0]:.1%} of the arrivals"
+            self._solve(model, monitored.current.profile, "levels", reason, {"solved_shares": tuple(shares)})
+        return bool(shares)
 
     def answered(self, model: str, response: float, requests: int) -> None:
         """Evaluate the response time of a call, measured by the HTTP interface, s, for each of its requests."""
@@ -245,21 +256,22 @@ class Controller:
         if isinstance(objective, Objective) and after.level != objective.level:
             self._solve(model, monitored.current.profile, "objective", f"{reason}: weight of power x {after.factor:g}")
 
-    def _solve(self, model: str, profile: Profile, kind: str, reason: str, sizes: Sequence[float] = ()) -> None:
-        """Start solving; `sizes` are those of requests, s, empty where they have not changed."""
+    def _solve(
+        self, model: str, profile: Profile, kind: str, reason: str, known: Mapping[str, Any] | None = None
+    ) -> None:
+        """Start solving; `known` are fields of the policy that it is solved for, where they have changed."""
         monitored = self._monitored[model]
         before, configured = monitored.current.profile, monitored.configured
         if profile.varies_by_length and configured.solved_sizes:
             rescaled = [profile.time_alone(before.length_alone(size)) for size in configured.solved_sizes]
             configured = replace(configured, solved_sizes=tuple(rescaled))
-        if sizes:
-            configured = replace(configured, solved_sizes=tuple(sizes))
+        configured = replace(configured, **(known or {}))
         current = monitored.current
 
         def again() -> None:
             """Solve the policy after a failure, unless another one was set meanwhile."""
             if self._monitored[model] is monitored and monitored.current is current and monitored.solving is None:
-                self._solve(model, monitored.drift.profile if kind == "drift" else profile, kind, reason, sizes)
+                self._solve(model, monitored.drift.profile if kind == "drift" else profile, kind, reason, known)
 
         swap = self._swap(model, monitored, configured, profile, kind, reason, again)
         monitored.solving = asyncio.get_running_loop().create_task(swap)
@@ -336,7 +348,7 @@ class Controller:
 
 
 def _objective_of(chosen: ModelPolicy) -> Objective | AgeMargin | None:
-    if chosen.bounds_share and chosen.has_max_ages:
+    if chosen.takes_margin:
         return AgeMargin(chosen.slo, chosen.share, chosen.margin)
     if chosen.bounds_share and chosen.table is not None and any(row.w2 for row in chosen.table.rows):
         return Objective(chosen.slo, chosen.share)

@@ -38,6 +38,7 @@ from server.scheduling.admission import DEFAULT_LIMITS, Admission, Limits, rejec
 from server.scheduling.calls import BatchRun, InferenceCall, Sample, fail_all, make_batch
 from server.scheduling.expiry import Expiry
 from server.scheduling.forecast import Forecast
+from server.scheduling.levels import Levels, levels_of
 from server.scheduling.lookahead import Lookahead
 from server.scheduling.policies_in_use import PoliciesInUse
 from server.scheduling.queue_view import QueueView
@@ -63,6 +64,7 @@ class Dispatcher:
         clock: the executor's, time.monotonic, s.
         policies: the policies of its models.
         chosen: by model, the current policy, its profile, and its spec; those of `policies`.
+        levels: by model, its priority levels, where it has several.
         queue: what is known of its queue.
         accounting: gives the results to the calls, and reports to the controller.
         learned: returns the profile of a model as it is known now; by default the one in use.
@@ -89,10 +91,22 @@ class Dispatcher:
         clock: Callable[[], float],
         limits: Limits = DEFAULT_LIMITS,
         by_shape: Collection[str] = (),
+        levels: Mapping[str, Levels] | None = None,
     ) -> None:
-        """`clock` is the executor's, time.monotonic, s; `by_shape` are the models whose inputs vary in shape."""
-        self.device, self.clock = executor.name, clock
-        self.policies = PoliciesInUse(self.device, chosen, by_shape, metrics, self._on_change)
+        """Start with an empty queue.
+
+        Args:
+            executor: the device.
+            chosen: by model, its policy and profile.
+            metrics: of the server.
+            clock: the executor's, time.monotonic, s.
+            limits: of the queue and of a batch.
+            by_shape: models whose inputs vary in shape.
+            levels: by model, its priority levels, where it has several.
+        """
+        self.device, self.clock, self.levels = executor.name, clock, levels or {}
+        counts = {model: each.count for model, each in self.levels.items()}
+        self.policies = PoliciesInUse(self.device, chosen, by_shape, metrics, self._on_change, counts)
         self.chosen = self.policies.chosen
         self.learned = lambda model: self.chosen[model].profile
         self.latest_ratio = lambda model: 1.0
@@ -129,6 +143,7 @@ class Dispatcher:
         samples: Sequence[Sample],
         timeout: float = inf,
         id: str = "",
+        level: int = 1,
     ) -> "asyncio.Future[list[Sample]]":
         """Queue the samples of a call, all or none; cancelling the future removes them from the queue.
 
@@ -137,6 +152,7 @@ class Dispatcher:
             samples: at least one.
             timeout: remaining timeout of the client, s.
             id: of the model whose codec made the inputs; empty if that is its name.
+            level: priority level of the call.
 
         Raises:
             QueueFullError: the queue has no room for all of them.
@@ -147,7 +163,7 @@ class Dispatcher:
         if model in self.policies.by_shape:
             shapes = {sample.shape for sample in samples}
             reject_if_too_many_shapes(self._batcher.waiting_shapes(model) | shapes, self.backlog)
-        earliest, now = self.check_room(model, len(samples), timeout), self.clock()
+        earliest, now = self.check_room(model, len(samples), timeout, level), self.clock()
         if self._loop is None:
             self._loop = asyncio.get_running_loop()  # a system call in Python 3.11
         future: asyncio.Future[list[Sample]] = self._loop.create_future()
@@ -161,6 +177,8 @@ class Dispatcher:
             earliest=earliest,
             span=None if tracing is None else tracing.current(),
             id=id,
+            level=level,
+            urgent_from=now + levels_of(self.levels, model).max_wait(level),
         )
         self._metrics.history.arrived(model, len(samples))
         self.enqueue(call)
@@ -186,7 +204,7 @@ class Dispatcher:
         if call.expires < inf:
             self._expiry.set_timer()
 
-    def check_room(self, model: str, n: int, timeout: float = inf) -> float:
+    def check_room(self, model: str, n: int, timeout: float = inf, level: int = 1) -> float:
         """Check that `n` more samples of `model` would be admitted now; it can be called before the body is read.
 
         Returns:
@@ -203,10 +221,14 @@ class Dispatcher:
             raise DrainingError("the server is stopping; send the request to another one", 1)
         if not self.available:
             raise unavailable_error(self.device)
-        reject_if_full(n, self._batcher.queue_length, self._limits.capacity, self.backlog)
+        places, waiting = levels_of(self.levels, model).places(self._limits.capacity, level), None
+        if model in self.levels:  # later levels do not delay it
+            ahead = self._batcher.waiting_through(model, level)
+            waiting = {**self._batcher.waiting_by_model(), model: ahead}
+        reject_if_full(n, self._batcher.queue_length, places, lambda: self._forecast.backlog({}, waiting))
         if timeout == inf:
             return 0.0
-        now, needed = self.clock(), self._forecast.backlog({model: n})
+        now, needed = self.clock(), self._forecast.backlog({model: n}, waiting)
         backlogged = self._forecast.is_backlogged(model, n, needed)
         self._admission.reject_if_late(needed, timeout, now if backlogged else None)
         return now + needed if backlogged else 0.0

@@ -14,6 +14,7 @@ from server.errors import BadInputError, DrainingError, NotFoundError, ServerErr
 from server.scheduling.admission import DEFAULT_LIMITS, reject_if_full
 from server.scheduling.calls import InferenceCall, Sample, fail_all
 from server.scheduling.dispatcher import Dispatcher
+from server.scheduling.levels import levels_of
 
 _log = logging.getLogger("batchwright.fleet")
 _MAX_LOSSES = 2  # devices lost while they served a call; the call then fails, since it may be the cause
@@ -51,10 +52,10 @@ class Fleet:
             dispatcher.on_broken, dispatcher.on_available = self._reassign, self._update_serving
 
     def submit(
-        self, model: str, samples: Sequence[Sample], timeout: float = inf, id: str = ""
+        self, model: str, samples: Sequence[Sample], timeout: float = inf, id: str = "", level: int = 1
     ) -> "asyncio.Future[list[Sample]]":
         """Call `Dispatcher.submit` for the device with the least expected response time."""
-        return self._route(model, len(samples)).submit(model, samples, timeout, id)
+        return self._route(model, len(samples), level).submit(model, samples, timeout, id, level)
 
     def check_loaded(self, model: str) -> None:
         """Check that a model is not unloaded, before a call of it begins.
@@ -65,14 +66,14 @@ class Fleet:
         if model in self.unloaded:
             raise UnloadedError(f"{model} is unloaded; load it by POST /v2/repository/models/{model}/load", 1)
 
-    def check_room(self, model: str, n: int, timeout: float = inf, pending: int = 0) -> None:
+    def check_room(self, model: str, n: int, timeout: float = inf, pending: int = 0, level: int = 1) -> None:
         """Call `Dispatcher.check_room` for the device with the least expected response time.
 
         `pending` is the number of samples that are being decoded; they are counted as spread evenly over the devices.
         """
         if pending:
             n += pending // max(1, len(self._serving_of[model]))
-        self._route(model, n).check_room(model, n, timeout)
+        self._route(model, n, level).check_room(model, n, timeout, level)
 
     def backlog(self) -> float:
         """Return the least time in which one of the devices serves all its requests, s."""
@@ -186,7 +187,7 @@ class Fleet:
         for dispatcher in self.dispatchers:
             dispatcher.abandon()
 
-    def _route(self, model: str, n: int) -> Dispatcher:
+    def _route(self, model: str, n: int, level: int) -> Dispatcher:
         """Return the device to which `n` more samples go, if the queues of all devices together have room for them.
 
         Raises:
@@ -196,7 +197,8 @@ class Fleet:
             return self.dispatchers[0]
         if not self._serving_of[model]:
             raise UnavailableError(f"no device of {model} works; send the request again, or to another server", 1)
-        reject_if_full(n, self.waiting, self._capacity, self.backlog)
+        places = levels_of(self.dispatchers[0].levels, model).places(self._capacity, level)
+        reject_if_full(n, self.waiting, places, self.backlog)
         return self._least_delay(model, n)
 
     def _least_delay(self, model: str, n: int) -> Dispatcher:

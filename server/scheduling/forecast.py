@@ -56,10 +56,13 @@ class Forecast:
         """Return the source of that energy."""
         return self._chosen[batch.model].profile.energy_source
 
-    def backlog(self, more: Mapping[str, int]) -> float:
-        """Return the least time in which the device serves the batch in service, the queue, and `more` by model."""
+    def backlog(self, more: Mapping[str, int], waiting: Mapping[str, int] | None = None) -> float:
+        """Return the least time in which the device serves the batch in service, the queue, and `more` by model.
+
+        `waiting` are the numbers of the requests in the queue that count, by model; None: all.
+        """
         profiles = {model: chosen.profile for model, chosen in self._chosen.items()}
-        return backlog(self._batcher, profiles, max(0.0, self.free_at - self._clock()), more)
+        return backlog(self._batcher, profiles, max(0.0, self.free_at - self._clock()), more, waiting)
 
     def is_backlogged(self, model: str, more: int, backlog: float) -> bool:
         """Whether there is more work than a policy waits for to fill a batch.

@@ -36,8 +36,12 @@ class PoliciesInUse:
         by_shape: Collection[str],
         metrics: Metrics,
         on_change: Callable[[], None],
+        levels: Mapping[str, int] | None = None,
     ) -> None:
-        """`on_change` is called after each change of the policy; `device` is its name in the metrics."""
+        """`on_change` is called after each change of the policy; `device` is its name in the metrics.
+
+        `levels` are the numbers of priority levels by model; 1 for others.
+        """
         self.chosen = dict(chosen)
         self.by_shape = set(by_shape)
         self.retiring = set[str]()
@@ -49,7 +53,7 @@ class PoliciesInUse:
         policy, monitor = combine(self.chosen, self.by_shape)
         largest = {model: each.profile.max_batch_size for model, each in chosen.items()}
         tokens = {model: each.profile.max_batch_tokens for model, each in chosen.items()}
-        self.batcher = Batcher(policy, largest, monitor, tokens)
+        self.batcher = Batcher(policy, largest, monitor, tokens, levels)
 
     def set(self, model: str, chosen: ModelPolicy) -> ModelPolicy:
         """Set the policy of `model`, and the limits of batches to those of its profile, from the next decision on.

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 from policies.catalog import ModelPolicy
 from policies.queue.batcher import Batcher
+from policies.queue.monitor import LevelShares
 from policies.rules.per_kind import slowdowns
 
 _NEGLIGIBLE = 1e-3  # 1/s; a lower rate is reported as 0, since the estimate decays for ever
@@ -36,6 +37,10 @@ class QueueView:
         rates = self._batcher.monitor.rates(self._clock())
         rate = sum(rate for key, rate in rates.items() if key.model == model)
         return rate if rate >= _NEGLIGIBLE else 0.0
+
+    def level_shares(self, model: str) -> LevelShares | None:
+        """Return the shares of the priority levels of `model` in its arrivals; None if it has one."""
+        return self._batcher.level_shares(model)
 
     def slowdown(self, model: str) -> float:
         """Return the factor by which other models slow the device down in the table of `model`; 1 if it has none."""

@@ -22,7 +22,7 @@ _STEPS = (1, 1.5, 2, 3, 5, 7)  # within a power of ten
 _SECONDS = [0.0005, 0.0007, *(step * unit / 1000 for unit in (1, 10, 100, 1000) for step in _STEPS), 10.0]
 _GAP_SECONDS = [step * unit / 1e5 for unit in (1, 10, 100, 1000) for step in _STEPS]  # 10 us to 70 ms
 _TIMED = ("ok", "expired", "cancelled")  # outcomes that miss the objective if they come later
-_POLICY_CHANGES = ("drift", "objective", "memory", "sizes")
+_POLICY_CHANGES = ("drift", "objective", "memory", "sizes", "levels")
 _DENIED_STATUSES = (401, 403, 429)
 _Read = Callable[[], float]
 _SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
@@ -91,6 +91,13 @@ class Metrics:
             histogram(
                 "response_seconds", "Response time, first byte of a call to its response, s", _SECONDS, *served
             ).labels
+        )
+        self._level_response = histogram(
+            "level_response_seconds",
+            "Response time by priority level, of models with several, s",
+            _SECONDS,
+            "model",
+            "level",
         )
         self._waiting = histogram("waiting_seconds", "Waiting time, arrival to launch, s", _SECONDS, *served)
         self._service = histogram(
@@ -272,7 +279,9 @@ class Metrics:
         for request in requests:
             waiting.observe(request.started - request.arrival)
 
-    def call_completed(self, model: str, device: str, seconds: float, n: int, since_body: float) -> None:
+    def call_completed(
+        self, model: str, device: str, seconds: float, n: int, since_body: float, level: int | None = None
+    ) -> None:
         """Observe the response time of a call, once per request.
 
         Args:
@@ -281,15 +290,19 @@ class Metrics:
             seconds: time from the first byte of the call to its answer, s.
             n: number of requests of the call.
             since_body: time from the end of its body to the answer, s.
+            level: its priority level; None where the model has one. The objective is that of level 1.
         """
+        if level is not None:
+            for _ in range(n):
+                self._level_response.labels(model, level).observe(seconds)
         response = self._response(model, device)
         for _ in range(n):
             response.observe(seconds)
         self.history.requests_completed(model, [seconds] * n)
-        if (observer := self._observers.get(device)) is not None:
+        if level in (None, 1) and (observer := self._observers.get(device)) is not None:
             observer(model, since_body, n)
 
-    def outcome(self, model: str, outcome: str, n: int = 1, seconds: float = 0.0) -> None:
+    def outcome(self, model: str, outcome: str, n: int = 1, seconds: float = 0.0, level: int = 1) -> None:
         """Count `n` requests by outcome, and those that missed the objective of their model.
 
         Args:
@@ -298,9 +311,10 @@ class Metrics:
                 time, a rejected one or one of bad input never.
             n: number of requests.
             seconds: time from the end of the request body to the end of the request, s.
+            level: their priority level; the objective is that of level 1.
         """
         self._outcome(model, outcome).inc(n)
-        objective = self._objectives.get(model)
+        objective = self._objectives.get(model) if level == 1 else None
         if objective is not None and (outcome == "failed" or (seconds > objective and outcome in _TIMED)):
             self._late.labels(model).inc(n)
 

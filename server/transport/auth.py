@@ -16,12 +16,13 @@ from server.errors import ForbiddenError, TooManyError, UnauthorizedError
 
 Scope = Literal["predict", "admin"]
 _MAX_KEY = 512  # bytes; a longer key is rejected before it is hashed
-_FORMAT = "a line is: name scope sha256-of-key [calls-per-second]"
+_FORMAT = "a line is: name scope sha256-of-key [calls-per-second] [max_level=N]"
 _EXPECTED = {  # by field; messages do not quote the rejected value, which may be a key in plain text
     "name": "up to 64 letters, digits or any of _ . @ -",
     "scope": "predict or admin",
     "sha256": "64 hexadecimal digits; make them by: printf %s KEY | sha256sum",
     "calls_per_second": "a number above 0",
+    "max_level": "a whole number from 1 to 8",
 }
 
 
@@ -33,6 +34,7 @@ class Key(BaseModel):
         scope: routes that the key is valid for; a key for both scopes has two entries.
         sha256: SHA-256 of the key, lower-case hexadecimal digits.
         calls_per_second: rate limit, whatever the number of samples in a call; None: unlimited.
+        max_level: the first priority level that its calls may have.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -41,6 +43,7 @@ class Key(BaseModel):
     scope: Scope
     sha256: Annotated[str, StringConstraints(pattern=r"^[0-9A-Fa-f]{64}$", to_lower=True)]
     calls_per_second: float | None = Field(None, gt=0, allow_inf_nan=False)
+    max_level: int = Field(1, ge=1, le=8)
 
 
 class _TokenBucket:
@@ -79,7 +82,7 @@ class Keys:
             loaded = load_keys(self._origin)._buckets
             self._buckets = {key: self._buckets[key] if key in self._buckets else _bucket(key) for key in loaded}
 
-    def admit(self, authorization: bytes | None, scope: Scope, now: float) -> str:
+    def admit(self, authorization: bytes | None, scope: Scope, now: float) -> Key:
         """Authenticate a call at `now`, s, and count it against the rate limit of its key.
 
         The key is compared with all keys, in constant time, so that response times reveal none.
@@ -90,7 +93,7 @@ class Keys:
             now: time of the call, s.
 
         Returns:
-            The name of the key.
+            The key.
 
         Raises:
             UnauthorizedError: there is no key, or it is unknown.
@@ -111,7 +114,7 @@ class Keys:
         if wait > 0.0:
             rate, seconds = key.calls_per_second, ceil(wait)
             raise TooManyError(f"key {key.name} is limited to {rate:g} calls/s; retry in {seconds} s", seconds)
-        return key.name
+        return key
 
 
 def _bucket(key: Key) -> _TokenBucket | None:
@@ -177,9 +180,8 @@ def _entries(text: str) -> Iterator[tuple[str, object]]:
     """
     lines = [line.partition("#")[0] for line in text.splitlines()]
     if not any(":" in line for line in lines):
-        names = [*Key.model_fields, "unknown"]  # a fifth word becomes an unknown field, which `Key` rejects
         numbered = ((number, line.split()) for number, line in enumerate(lines, 1))
-        yield from ((f"line {number}", dict(zip(names, words, strict=False))) for number, words in numbered if words)
+        yield from ((f"line {number}", _fields(words)) for number, words in numbered if words)
         return
     try:
         entries = yaml.load(text, Loader=yaml.BaseLoader)  # noqa: S506  (builds only strings, lists and mappings)
@@ -191,6 +193,14 @@ def _entries(text: str) -> Iterator[tuple[str, object]]:
     if not isinstance(entries, list):
         raise ValueError(f"not a YAML list of keys with {', '.join(Key.model_fields)}; {_FORMAT}")
     yield from ((f"key {number}", fields) for number, fields in enumerate(entries, 1))
+
+
+def _fields(words: list[str]) -> dict[str, str]:
+    """The fields of a line; one word too many becomes an unknown field, which `Key` rejects."""
+    names = ("name", "scope", "sha256", "calls_per_second", "unknown")
+    named = [word.removeprefix("max_level=") for word in words if word.startswith("max_level=")]
+    fields = dict(zip(names, (word for word in words if not word.startswith("max_level=")), strict=False))
+    return fields | ({"max_level": named[0]} if named else {}) | ({"unknown": named[1]} if len(named) > 1 else {})
 
 
 def _message(error: ErrorDetails) -> str:

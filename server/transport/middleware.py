@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.errors import INTERNAL_ERROR, ForbiddenError, ServerError, UnauthorizedError
 from server.transport.asgi_context import AsgiContext, below_root
-from server.transport.auth import Keys
+from server.transport.auth import Key, Keys
 from server.transport.http_call import HttpCall
 from server.transport.request import Handler, Headers, RequestContext
 
@@ -116,7 +116,9 @@ class RequestMiddleware:
         if self._tracing is not None and not _is_public(context.path):
             context.span = self._tracing.request(context.method, context.path, context.headers, context.request_id)
         try:
-            context.key = self._authorise(context.path, context.headers)
+            key = self._authorise(context.path, context.headers)
+            if key is not None:
+                context.key, context.least_level = key.name, key.max_level
             await handler(*arguments)
         except ServerError as error:
             self._on_rejected(error.status)
@@ -147,8 +149,8 @@ class RequestMiddleware:
             return sent.decode()
         return f"{self._id_prefix}-{next(self._ids):x}"
 
-    def _authorise(self, path: str, headers: Mapping[bytes, bytes]) -> str | None:
-        """Authorise a request; return the name of its key, None on routes that need none."""
+    def _authorise(self, path: str, headers: Mapping[bytes, bytes]) -> Key | None:
+        """Authorise a request; return its key, None on routes that need none."""
         admin = path.startswith(ADMIN_PREFIXES) or path == "/admin"
         if admin:
             self._check_browser_request(headers.get(b"origin"), headers.get(b"host", b""))

@@ -54,11 +54,15 @@ class RequestContext(ABC):
         service: longest service time of their batches, s.
         device: name of the device that served the samples.
         steps: of a pipeline: what each of its requests took.
+        priority: `parameters.priority` of the protocol; 0 without one.
+        least_level: the first priority level that its key may have.
+        level: its priority level; 1 is the first.
     """
 
     __slots__ = (
         *("answered", "began", "device", "headers", "key", "memory", "method", "path", "queued", "received"),
         *("request_id", "samples", "service", "span", "status", "steps", "timeout", "waiting"),
+        *("least_level", "level", "priority"),
         *("_awaited", "_disconnected", "_reason"),
     )
 
@@ -80,6 +84,8 @@ class RequestContext(ABC):
         self.waiting = self.service = 0.0
         self.device = ""
         self.steps: list[dict[str, Any]] = []
+        self.priority = 0
+        self.least_level = self.level = 1
         self._awaited: asyncio.Future[Any] | None = None
         self._reason: Callable[[], Exception] | None = None  # not the exception, which would refer to the call
         self._disconnected = False

@@ -54,12 +54,14 @@ class InferCall:
         timeout: The client's timeout in s from arrival; None if it sent none.
         tensors: The inputs, by name.
         outputs: The requested outputs, in this order.
+        priority: 1 is the highest, 0 the default.
     """
 
     id: str
     timeout: float | None
     tensors: Mapping[str, Tensor]
     outputs: tuple[RequestedOutput, ...]
+    priority: int = 0
 
     def take_tensors(self) -> Mapping[str, Tensor]:
         """Return the input tensors, and drop them here, since their samples are about to be queued."""
@@ -89,6 +91,7 @@ class InferHeader:
     Attributes:
         id: The client's id of the call; empty if it sent none.
         timeout: The client's timeout in s from arrival; None if it sent none.
+        priority: 1 is the highest, 0 the default.
         tensors: Datatype, shape, and size in bytes of each input by name; the size is None if its values are in `data`.
         binary_size: Sum of these sizes.
         data: The values in the document, by input name.
@@ -97,6 +100,7 @@ class InferHeader:
 
     id: str
     timeout: float | None
+    priority: int
     tensors: Mapping[str, tuple[str, tuple[int, ...], int | None]]
     binary_size: int
     data: Mapping[str, Any]
@@ -135,6 +139,7 @@ def parse_header(text: bytes, signature: Signature, max_samples: int) -> InferHe
     return InferHeader(
         id=_read_id(document),
         timeout=_non_negative(parameters, "timeout") / 1e6 or None,
+        priority=_non_negative(parameters, "priority"),
         tensors={name: (*types[name], size) for name, size in sizes.items()},
         binary_size=sum(size for size in sizes.values() if size is not None),
         data={name: entries[name][0]["data"] for name, size in sizes.items() if size is None},
@@ -160,7 +165,7 @@ def read_call(header: InferHeader, body: Body, start: int) -> InferCall:
             data = from_binary(part, at, datatype, shape)
             start += size
         tensors[name] = Tensor(name, datatype, shape, data)
-    return InferCall(header.id, header.timeout, tensors, header.outputs)
+    return InferCall(header.id, header.timeout, tensors, header.outputs, header.priority)
 
 
 def raw_call(body: Body, signature: Signature) -> InferCall:
