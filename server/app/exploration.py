@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from statistics import median
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from policies.cpus import available_cpus
 from server.api.inference import Inference
@@ -108,11 +108,10 @@ class Exploration:
         other process may have ended.
         """
         while True:
-            known, compared = dispatcher.learned(model).service_times[0], monotonic()
+            before, compared = _times_of(model, dispatcher), monotonic()
             while (  # noqa: ASYNC110  (no event signals that the times have changed)
                 not self._fewer(model, dispatcher)
-                and 1.0 / _CHANGED < dispatcher.learned(model).service_times[0] / known < _CHANGED
-                and 1.0 / _CHANGED < dispatcher.latest_ratio(model) < _CHANGED
+                and not have_changed(before, _times_of(model, dispatcher))
                 and monotonic() < compared + _THREADS_AGE
             ):
                 await asyncio.sleep(_THREADS_INTERVAL)
@@ -155,6 +154,27 @@ class Exploration:
         """The device of a model; None if its threads cannot be set."""
         device = self._backends[dispatcher].devices.of(self._inference.models[model].id)
         return device if isinstance(device, WorkerDevice) and device.threads is not None else None
+
+
+class KnownTimes(NamedTuple):
+    """Service times of a model: that of one request as it is learned, s, and the latest over those of the profile."""
+
+    alone: float
+    latest_ratio: float
+
+
+def _times_of(model: str, dispatcher: Dispatcher) -> KnownTimes:
+    return KnownTimes(dispatcher.learned(model).service_times[0], dispatcher.latest_ratio(model))
+
+
+def have_changed(before: KnownTimes, now: KnownTimes) -> bool:
+    """Whether service times have changed since threads were compared.
+
+    The latest batches count once new ones were served: their ratio is exactly the same until then.
+    """
+    alone, latest = now.alone / before.alone, now.latest_ratio
+    changed = not 1.0 / _CHANGED < latest < _CHANGED and latest != before.latest_ratio
+    return changed or not 1.0 / _CHANGED < alone < _CHANGED
 
 
 async def _between(backend: Backend, model: str, work: Callable[[], _T]) -> _T:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.app.exploration import better_threads
+from server.app.exploration import KnownTimes, better_threads, have_changed
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,24 @@ from server.app.exploration import better_threads
 )
 def test_the_number_of_threads_changes_where_it_pays(times: dict[int, list[float]], present: int, better: int) -> None:
     assert better_threads(times, present) == better
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "changed"),
+    [
+        ((0.02, 1.0), (0.02, 1.2), False),
+        ((0.02, 1.0), (0.04, 1.0), True),  # it was learned
+        ((0.02, 1.0), (0.012, 1.0), True),
+        ((0.02, 1.0), (0.02, 2.0), True),  # the latest batches, before it is learned
+        ((0.02, 1.0), (0.02, 0.5), True),
+        ((0.02, 2.0), (0.02, 2.0), False),  # no batches since the comparison
+        ((0.02, 2.0), (0.02, 2.1), True),
+    ],
+)
+def test_threads_are_compared_when_service_times_have_changed(
+    before: tuple[float, float], now: tuple[float, float], changed: bool
+) -> None:
+    assert have_changed(KnownTimes(*before), KnownTimes(*now)) == changed
 
 
 @given(st.dictionaries(st.integers(1, 64), st.floats(0.001, 10.0), min_size=1), st.data())
