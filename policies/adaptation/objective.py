@@ -18,6 +18,7 @@ _MIN_BACKOFF, _MAX_BACKOFF = 4, 64  # consecutive good windows before a step to 
 
 _EXPECTED, _ENOUGH = 20.0, 200.0  # expected late requests in a window that may change a margin, and that changes it
 _SIGNIFICANT = 2.0  # standard errors at which a window changes a margin before it has enough requests
+_FEWEST, _CLEAR = 3.0, 4.0  # expected late requests, and standard errors, at which a margin grows earlier still
 _TARGET = 0.8  # part of the allowed late requests that a margin aims at, since chance would miss the objective
 _GAIN_SIGNIFICANT, _GAIN = 1.0, 0.5  # parts of the measured excess by which a margin changes
 _LARGEST_EXCESS = 0.1  # of the bound: what is used of a larger difference, so that one bad window changes little
@@ -40,6 +41,11 @@ class ResponseCounts:
     within: int = 0
     batches: int = 0
     responses: list[float] = field(default_factory=list)
+
+    @property
+    def independent(self) -> int:
+        """Number of independent requests: the batches, of which some may have no counted request."""
+        return min(self.batches, self.served)
 
     def add(self, response: float, requests: int, bound: float) -> None:
         """Count requests that were answered in a response time, s."""
@@ -91,7 +97,7 @@ class Objective:
         if counts.served * allowed < _FEW or counts.batches < 1:
             return None
         late = 1.0 - counts.within / counts.served
-        error = sqrt(self.share * allowed / counts.batches)
+        error = sqrt(self.share * allowed / counts.independent)
         if late > allowed + _MISSED * error:
             return "faster"
         if counts.served * allowed < _MANY:
@@ -135,7 +141,8 @@ class AgeMargin:
 
     The target is eight tenths of the requests that may be late. The margin changes by the difference between the
     measured percentile, of that share, and the bound, if the share differs from the target by two standard errors, in a
-    window with at least twenty expected late requests; otherwise by half of the difference, once 200 are expected. The
+    window with at least twenty expected late requests, or with three if far more were late, by four standard errors;
+    otherwise by half of the difference, once 200 are expected. The
     standard error is that of as many independent requests as there were batches. One change is at most a tenth of the
     bound, and the margin stays between 0 and 0.9 of the bound.
 
@@ -159,10 +166,12 @@ class AgeMargin:
         """Return the next state; the same object if the window has too few requests and must be continued."""
         allowed = 1.0 - self.share
         expected, target = counts.served * allowed, _TARGET * allowed
-        if expected < _EXPECTED or counts.batches < 1:
+        if expected < _FEWEST or counts.batches < 1:
             return self
         late = 1.0 - counts.within / counts.served
-        error = sqrt(self.share * allowed / counts.batches)
+        error = sqrt(self.share * allowed / counts.independent)
+        if expected < _EXPECTED and late - target <= _CLEAR * error:
+            return self
         significant = abs(late - target) > _SIGNIFICANT * error
         if not significant and expected < _ENOUGH:
             return self

@@ -129,8 +129,9 @@ def test_a_margin_is_below_the_bound() -> None:
 @pytest.mark.parametrize(
     ("late", "requests"),
     [
-        (1.0, 400),  # twenty expected late ones are enough for a difference that is no chance
-        (0.15, 400),
+        (1.0, 60),  # three expected late ones are enough for a margin that is far too small
+        (0.15, 130),
+        (0.09, 400),  # twenty for a difference that is no chance
         (0.045, 4000),  # a smaller one needs all
         (0.04, 4000),
         (0.0, 400),
