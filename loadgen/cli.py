@@ -14,6 +14,7 @@ from rich.console import Console
 
 from loadgen import client, history, live_run, processes
 from loadgen.history import RunResult
+from loadgen.levels import LEVELS_USAGE, draw_levels
 from loadgen.live_run import LoadTarget
 from loadgen.page import render_report_page
 from loadgen.plots import plot_runs
@@ -49,7 +50,7 @@ MAX_SEND_LAG = 10.0  # ms; above it the generator's own delay distorts the respo
 app = typer.Typer()
 GROUPS = {
     "Arrivals": ("rate", "duration", "arrivals", "seed"),
-    "Requests": ("model", "image", "pixels", "body", "sample", "sizes", "size_scale"),
+    "Requests": ("model", "image", "pixels", "body", "sample", "sizes", "size_scale", "levels"),
     "Server": ("api_key", "give_up_after", "processes_", "precise"),
     "Policies and simulation": ("compare", "simulate", "policy", "stages", "bin_error"),
     "Report": ("slo_ms", "w1", "w2", "output", "plot", "report_", "json_"),
@@ -131,6 +132,7 @@ def generate_load(
     size_scale: Annotated[
         float, typer.Option(help="With --sizes: factor on the sizes; they are rounded up, except in s.")
     ] = 1.0,
+    levels: Annotated[str | None, typer.Option(help=f"For a server: {LEVELS_USAGE}.")] = None,
     bin_error: Annotated[
         float,
         typer.Option(
@@ -234,6 +236,7 @@ def generate_load(
             "--image and --pixels exclude each other; leave one out": pixels and image is not None,
             "--sample is for a server; leave it out": not is_live and sample is not None,
             "--body is for a server; leave it out": not is_live and bool(body),
+            "--levels is for a server; leave it out": not is_live and levels is not None,
             "--body excludes --image, --pixels, --sample and --sizes; leave them out": bool(body)
             and (pixels or any(each is not None for each in (image, sample, sizes))),
             "--sample excludes --image and --pixels; leave them out": sample is not None
@@ -270,6 +273,7 @@ def generate_load(
         "precise": "yes" if precise else None,
         "sizes": sizes if size_scale == 1.0 else f"{sizes}, times {size_scale:g}",
         "bin error": f"{bin_error:g}" if bin_error else None,
+        "levels": levels,
     }
     objective = RunObjective(inf if slo_ms is None else slo_ms / 1e3, w1, w2)
     schedule = make_schedule(arrivals, rate, duration, seed)
@@ -282,7 +286,17 @@ def generate_load(
     if url is not None:
         lengths = None if drawn is None else [int(length) for length in whole_lengths(drawn)]
         target = LoadTarget(
-            url.rstrip("/"), model, image, pixels, give_up_after, api_key or None, lengths, sample, precise, body or ()
+            url=url.rstrip("/"),
+            model=model,
+            image=image,
+            pixels=pixels,
+            give_up_after=give_up_after,
+            key=api_key or None,
+            lengths=lengths,
+            sample=sample,
+            precise=precise,
+            bodies=body or (),
+            levels=None if levels is None else draw_levels(levels, len(schedule.instants), seed),
         )
         if report_ is not None and not compare:
             job = replace(job, about=about | read_policy_info(target.url, model, target.key))

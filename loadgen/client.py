@@ -31,6 +31,7 @@ class Response(NamedTuple):
     service: float | None = None
     energy: float | None = None
     cpu_time: float | None = None
+    level: int | None = None
     error: str = ""
 
 
@@ -155,26 +156,39 @@ class RequestContent:
 
 @dataclass(frozen=True)
 class PostSender:
-    """Sends one POST request for each body to the server at `url`."""
+    """Sends one POST request for each body to the server at `url`.
+
+    Attributes:
+        session: of all requests.
+        url: of the server.
+        content: of the requests.
+        levels: level and value of the header Priority of each request, in order; None sends no header.
+    """
 
     session: aiohttp.ClientSession
     url: str
     content: RequestContent
+    levels: Iterator[tuple[int, str]] | None = None
 
     async def send(self) -> Response:
         """Send one request; see Sender."""
-        content = self.content
+        content, level = self.content, None
+        headers = content.headers
+        if self.levels is not None:
+            level, urgency = next(self.levels)
+            headers = {**headers, "Priority": urgency}
         post = self.session.post(
-            f"{self.url}{content.path}", data=next(content.bodies), headers=content.headers, allow_redirects=False
+            f"{self.url}{content.path}", data=next(content.bodies), headers=headers, allow_redirects=False
         )
         async with post as response:
             status, body = response.status, await response.read()
         if status != OK:
-            return Response(status, error=error_text(body))
+            return Response(status, level=level, error=error_text(body))
         if (length := response.headers.get(JSON_LENGTH, "")).isdecimal():
             body = body[: int(length)]  # binary tensors follow
         document = read_object(body)
-        return to_response(document.get("parameters", document))  # /predict has the facts at the top level
+        facts = document.get("parameters", document)  # /predict has them at the top level
+        return to_response(facts)._replace(level=level)
 
 
 def read_object(body: bytes) -> dict[str, Any]:

@@ -37,6 +37,7 @@ class LoadTarget:
             takes.
         precise: whether requests are sent at the instants of a thread that sleeps precisely.
         bodies: files whose content is sent in turn, whatever the model takes; empty sends what it takes.
+        levels: level and value of the header Priority of the requests in order; None sends no header.
     """
 
     url: str
@@ -49,6 +50,7 @@ class LoadTarget:
     sample: Path | None = None
     precise: bool = False
     bodies: Sequence[Path] = ()
+    levels: Sequence[tuple[int, str]] | None = None
 
     async def sender(self, session: ClientSession) -> client.PostSender:
         """Make the sender for the model's input.
@@ -56,21 +58,23 @@ class LoadTarget:
         Raises:
             SpecError: there is no server, or no model on it that takes this content.
         """
+        content = await self._content_of(session)
+        return client.PostSender(session, self.url, content, None if self.levels is None else iter(self.levels))
+
+    async def _content_of(self, session: ClientSession) -> client.RequestContent:
         if self.bodies and urlsplit(self.url).path.strip("/"):
-            return client.PostSender(session, self.url, body_content("", self.bodies))
+            return body_content("", self.bodies)
         name = await find_model(session, self.url, self.model)
         if self.bodies:
-            return client.PostSender(session, self.url, body_content(predict_path(name), self.bodies))
+            return body_content(predict_path(name), self.bodies)
         metadata = None if name is None else await read_metadata(session, self.url, name)
         if metadata is not None:
-            content = self._content(metadata)
-        elif self.pixels or self.sample is not None or self.lengths is not None:
+            return self._content(metadata)
+        if self.pixels or self.sample is not None or self.lengths is not None:
             raise SpecError(
                 f"{self.url} has no metadata of {name or 'its model'}; name one with --model, check the URL"
             )
-        else:
-            content = image_content(name, self.image)
-        return client.PostSender(session, self.url, content)
+        return image_content(name, self.image)
 
     def _content(self, model: ModelMetadata) -> client.RequestContent:
         """The content of the requests: the one that is asked for, or what the model takes."""
@@ -91,6 +95,7 @@ class LoadTarget:
             self,
             lengths=None if self.lengths is None else self.lengths[first::step],
             bodies=[self.bodies[(first + turn * step) % count] for turn in range(count)],
+            levels=None if self.levels is None else self.levels[first::step],
         )
 
 

@@ -218,7 +218,7 @@ async def _report(pipe: Connection, log: RunLog, reported: tuple[int, int]) -> t
     """Send what is new; `reported` and the result are numbers of requests sent and completed."""
     sent, completed = log.sent, len(log.records)
     rows = [
-        (r.scheduled, r.sent, r.finished, r.status, r.batch_size, r.waiting, r.service, r.energy, r.cpu_time)
+        (r.scheduled, r.sent, r.finished, r.status, r.batch_size, r.waiting, r.service, r.energy, r.cpu_time, r.level)
         for r in log.records[reported[1] : completed]
     ]
     await asyncio.to_thread(pipe.send, (sent - reported[0], rows, log.first_error))

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf, isfinite
 from typing import Any, Literal, NotRequired, TypedDict
 
@@ -29,6 +29,7 @@ class Record:
         service: service time measured by the server, launch to completion, s.
         energy: its share of the batch's energy, J.
         cpu_time: its share of the batch's CPU time, s.
+        level: its priority level; None where none was sent.
     """
 
     scheduled: float
@@ -40,6 +41,7 @@ class Record:
     service: float | None = None
     energy: float | None = None
     cpu_time: float | None = None
+    level: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the line of the --output file; unknown values are null, response_ms is finished minus scheduled."""
@@ -54,6 +56,7 @@ class Record:
             "service_ms": _scaled(self.service),
             "energy_mj": _scaled(self.energy),
             "cpu_ms": _scaled(self.cpu_time),
+            **({} if self.level is None else {"level": self.level}),
         }
 
 
@@ -81,6 +84,17 @@ class RunObjective:
 _NO_OBJECTIVE = RunObjective()
 
 
+class LevelReport(TypedDict):
+    """Response times of the answered requests of one priority level."""
+
+    level: int
+    ok: int
+    mean_ms: float
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+
+
 class Report(TypedDict):
     """The object that --json prints; unknown values are null."""
 
@@ -103,6 +117,7 @@ class Report(TypedDict):
     send_lag_p99_ms: float | None
     slo_violations: int | None
     cost: float | None
+    levels: NotRequired[list[LevelReport]]
 
 
 @dataclass(frozen=True)
@@ -118,6 +133,7 @@ class RunOutcome:
         energy: energy of all answered requests, J; None if unknown.
         cpu_time: mean CPU time of a request at its device, s, over those of which it is known; None if of none.
         send_lags: instant sent minus instant scheduled, s; None in a simulation.
+        levels: by priority level, the response times, s; empty where none was sent.
     """
 
     scheduled: int
@@ -128,6 +144,7 @@ class RunOutcome:
     energy: float | None
     cpu_time: float | None = None
     send_lags: NDArray[np.float64] | None = None
+    levels: Mapping[int, NDArray[np.float64]] = field(default_factory=dict)
 
 
 def simulated_records(services: Iterable[tuple[Station, Service]]) -> Iterator[Record]:
@@ -169,6 +186,10 @@ def outcome_from_records(records: Sequence[Record]) -> RunOutcome:
         energy=sum(energies) if energies and len(energies) == len(answered) else None,
         cpu_time=sum(cpu_times) / len(cpu_times) if cpu_times else None,
         send_lags=np.array([r.sent - r.scheduled for r in records]),
+        levels={
+            level: np.array([r.finished - r.scheduled for r in answered if r.level == level])
+            for level in sorted({r.level for r in answered if r.level is not None})
+        },
     )
 
 
@@ -218,7 +239,21 @@ def make_report(outcome: RunOutcome, duration: float, objective: RunObjective = 
     }
     if outcome.cpu_time is not None:
         report["cpu_per_request_ms"] = 1e3 * outcome.cpu_time
+    if outcome.levels:
+        report["levels"] = [_of_level(level, 1e3 * responses) for level, responses in outcome.levels.items()]
     return report
+
+
+def _of_level(level: int, ms: NDArray[np.float64]) -> LevelReport:
+    p50, p95, p99 = np.percentile(ms, (50, 95, 99)).tolist()
+    return {
+        "level": level,
+        "ok": len(ms),
+        "mean_ms": float(ms.mean()),
+        "p50_ms": p50,
+        "p95_ms": p95,
+        "p99_ms": p99,
+    }
 
 
 def _ratio(dividend: float, divisor: float) -> float | None:

@@ -68,6 +68,10 @@ def report_table(content: Report, objective: RunObjective) -> Table:
     for key, (label, unit) in ROWS.items():
         if values.get(key) is not None and (key != "cost" or objective.w2):
             grid.add_row(label, figure(values[key]), unit)
+    for each in content.get("levels", ()):
+        grid.add_row(f"level {each['level']}: answered", str(each["ok"]), "")
+        grid.add_row("  mean", figure(each["mean_ms"]), "ms")
+        grid.add_row("  95 % within", figure(each["p95_ms"]), "ms")
     return grid
 
 
