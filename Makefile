@@ -92,6 +92,7 @@ real-models: $(STAMP)  ## measure models with real weights beside LitServe and F
 	$(BIN)/python -m benchmarks.real_models
 	$(BIN)/python -m benchmarks.predictions --rates 20 40 20
 	$(BIN)/python -m benchmarks.resources
+	$(BIN)/python -m benchmarks.priorities
 
 bench-deploy: $(STAMP)  ## check deploy/ with Prometheus, the image's steps and Ray Serve (about 30 minutes; needs them and root)
 	$(BIN)/python -m benchmarks.scrape

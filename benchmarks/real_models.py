@@ -33,7 +33,6 @@ from typing import Any, Literal
 import aiohttp
 import numpy as np
 import psutil
-import scipy.stats
 import uvloop
 
 from benchmarks.servers.real_models import MAX_TOKENS, SAMPLE_RATE, Encoder
@@ -45,6 +44,7 @@ from benchmarks.support.harness import (
     add_trace_argument,
     argument_parser,
     command_line,
+    confidence_interval,
     free_port,
     load_record,
     markdown_table,
@@ -419,13 +419,10 @@ def table(record: Mapping[str, Any]) -> str:
 def _figure(runs: Sequence[Mapping[str, Any]]) -> str:
     if not runs:
         return ""
-    means = [run["mean_ms"] for run in runs]
-    half = ""
-    if len(means) > 1:
-        width = scipy.stats.t.ppf(0.975, len(means) - 1) * np.std(means, ddof=1) / math.sqrt(len(means))
-        half = f" ± {width:.0f}"
+    mean, width = confidence_interval([run["mean_ms"] for run in runs])
+    half = f" ± {width:.0f}" if len(runs) > 1 else ""
     errors = sum(run["errors"] for run in runs)
-    return f"{np.mean(means):.0f}{half} ({np.mean([run['p95_ms'] for run in runs]):.0f})" + (
+    return f"{mean:.0f}{half} ({np.mean([run['p95_ms'] for run in runs]):.0f})" + (
         f", {errors} errors" if errors else ""
     )
 

@@ -19,6 +19,7 @@ import numpy as np
 import uvloop
 
 from benchmarks.real_models import Target, bodies, open_loop
+from benchmarks.servers import real_models
 from benchmarks.support.calls import HttpCall
 from benchmarks.support.harness import (
     ROOT,
@@ -39,6 +40,7 @@ from policies.percentile.ages import AgeSolution, ResponseBounds
 from policies.profile import Profile, parse_profile
 from policies.queue.simulator import share_within
 from policies.queue.table_simulator import ServiceModel, simulate_ages
+from policies.sizing.padded import of_mixed_lengths
 from policies.solver.distributions import measured_service
 from policies.solver.model import Problem
 from policies.solver.solver import solve
@@ -61,10 +63,19 @@ def _server(model: str) -> Iterator[Server]:
         yield server
 
 
-def profile_of(server: Server) -> Profile:
-    """The profile as it is known now."""
+def profile_of(server: Server, lengths: Sequence[int]) -> Profile:
+    """The profile as it is known now, for batches of requests of these lengths; empty for a model without lengths."""
     with urllib.request.urlopen(f"{server.url}/admin/models/model/profile") as response:
-        return parse_profile(response.read().decode(), "learned").without_lengths().saving("cpu_time")
+        known = parse_profile(response.read().decode(), "learned").saving("cpu_time")
+    return of_mixed_lengths(known, [known.time_alone(length) for length in lengths])
+
+
+def _lengths(model: str, sent: Sequence[bytes]) -> list[int]:
+    """The lengths of bodies; none for a model without lengths."""
+    described = getattr(real_models, model)()
+    if not described.lengths:
+        return []
+    return [next(iter(described.decode(body, "").values())).shape[-1] for body in sent]
 
 
 def predicted(problem: Problem, limit: float) -> dict[str, dict[str, Any]]:
@@ -122,12 +133,13 @@ def measured(server: Server, calls: Sequence[HttpCall], rate: float, requests: i
 
 def _cells(model: str, chosen: Any) -> list[dict[str, Any]]:
     sent, rows = bodies(model, TRACE), list[dict[str, Any]]()
+    lengths = _lengths(model, sent)
     with _server(model) as server:
         calls = [Target(server.process.pid, f"{server.url}/predict").call(body) for body in sent]
         server.set_policy("model", "greedy")
-        half = profile_of(server).capacity / 2.0
+        half = profile_of(server, lengths).capacity / 2.0
         measured(server, calls, half, round(_LEARNING * half), 0)
-        profile = profile_of(server)
+        profile = profile_of(server, lengths)
         for factor in chosen.factors:
             for load in chosen.loads:
                 limit, rate = factor * profile.service_time(1), load * profile.capacity

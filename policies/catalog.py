@@ -40,9 +40,10 @@ from policies.traits import ActionTable, QueueLengthPolicy, StepPolicy
 from policies.types import BatchKey, MaxAges, Mix, Policy, SpecError
 
 MAX_WAIT = 1.0  # s
-_MIN_SIZES = 256  # learned before bins are decided together
+_MIN_SIZES = 256  # learned before a policy is solved for them
+_MIN_ARRIVALS = 512  # before a policy is solved for the shares of levels
 _CHANGED = 0.03  # relative change of the mean batch time at which they are solved again
-_SHARE_CHANGE, _LEAST_SHARE_CHANGE = 0.3, 0.02  # change of the first level's share at which tables are solved again
+_SHARE_CHANGE, _SHARE_ERRORS = 0.3, 4.0  # change of the first level's share with which tables are solved again
 _SAVING = frozenset({"w2", *BOUNDS})  # keys of goals that save the resource of a profile
 _IN_UNITS = frozenset({"w2", "power_cap_w", "resource_cap"})  # those whose values are in its unit
 _GOALS = _SAVING | {"slo_ms"}
@@ -84,14 +85,15 @@ class ModelPolicy:
         share: of the requests that the objective is for.
         promised: the objective that the server promised its clients when it started, s; inf if it did not.
         table: the solved table; None if the policy has none, or one for each bin.
-        bins: the bins of multi-bin batching, which assign the requests' kinds; None for other policies.
-        solve_for: returns one policy for all bins, solved for observed sizes, s; None where there is nothing to solve.
+        bins: assign the requests' kinds by size, and learn their sizes; one bin where a policy only depends on their
+            distribution; None for policies that do not depend on sizes.
+        solve_for: returns the policy for observed sizes, s; None where there is nothing to solve.
         solved_sizes: the sizes, s, for which the policy is solved; empty before.
         solve_for_shares: returns the policy for the shares of priority levels in the arrivals; None where there is
             nothing to solve.
         solved_shares: the shares for which the policy is solved; empty before.
         defaults: values for keys that the spec leaves open; `solved_again` uses them, too.
-        margin: time by which the bound is reduced that maximum ages are solved for, so that the objective is met, s.
+        margin: time by which the bound is reduced that the policy is solved for, so that the objective is met, s.
     """
 
     spec: str
@@ -130,7 +132,7 @@ class ModelPolicy:
 
     @property
     def takes_margin(self) -> bool:
-        """Whether the policy keeps a percentile of a model, so that it can be solved for a smaller bound."""
+        """Whether the policy was solved for the response time of a share, and can be for a smaller one."""
         policy = self.policy.inner if isinstance(self.policy, MaximumWait) else self.policy
         return self.bounds_share and (self.has_max_ages or isinstance(policy, LimitedBulk))
 
@@ -205,11 +207,12 @@ class ModelPolicy:
 
         That is so where there are enough arrivals, and the share of the first level differs from the one solved for.
         """
-        if self.solve_for_shares is None or shares is None or shares.arrivals < _MIN_SIZES:
+        if self.solve_for_shares is None or shares is None or shares.arrivals < _MIN_ARRIVALS:
             return ()
         if self.solved_shares:
-            change = abs(shares.shares[0] - self.solved_shares[0])
-            if change <= max(_LEAST_SHARE_CHANGE, _SHARE_CHANGE * self.solved_shares[0]):
+            before = self.solved_shares[0]
+            change = abs(shares.shares[0] - before)
+            if change <= max(_SHARE_ERRORS * shares.standard_error, _SHARE_CHANGE * min(before, 1.0 - before)):
                 return ()
         return shares.shares
 
@@ -261,7 +264,11 @@ def parse_spec(text: str) -> Spec:
 
 
 def choose(
-    text: str, profile: Profile, defaults: Mapping[str, str] | None = None, max_wait: float = MAX_WAIT
+    text: str,
+    profile: Profile,
+    defaults: Mapping[str, str] | None = None,
+    max_wait: float = MAX_WAIT,
+    sizes: Sequence[float] = (),
 ) -> ModelPolicy:
     """Return the policy that a spec names, for a device with this profile.
 
@@ -270,25 +277,26 @@ def choose(
         profile: its largest size is the largest batch.
         defaults: values for keys that the rule takes and the spec leaves open.
         max_wait: maximum wait, s, where the spec leaves it open.
+        sizes: of requests, s, that the policy is solved for, where it depends on them; empty where none are known.
 
     Raises:
         SpecError: the spec is malformed, or cannot be used with this profile.
     """
     spec = _with_defaults(parse_spec(text), defaults or {}, max_wait)
-    return _chosen(spec, profile, rule_of(spec.name).build(spec, profile))
+    return _chosen(spec, profile, rule_of(spec.name).build(spec, profile), sizes)
 
 
-def _chosen(spec: Spec, profile: Profile, built: Built) -> ModelPolicy:
+def _chosen(spec: Spec, profile: Profile, built: Built, sizes: Sequence[float] = ()) -> ModelPolicy:
     rule = rule_of(spec.name)
     if isinstance(built, BinnedPolicy):
         return _binned(spec, rule, profile, built)
     if isinstance(built, AdaptedPolicy):
-        return replace(
-            _chosen(spec, profile, built.policy),
-            solve_for=built.for_sizes,
-            bins=None if built.for_sizes is None else Bins(1, one_bin, pooled=True),
-            solve_for_shares=built.for_shares,
-        )
+        if built.for_sizes is None:
+            assert built.policy is not None
+            return replace(_chosen(spec, profile, built.policy), solve_for_shares=built.for_shares)
+        found = _chosen(spec, profile, built.for_sizes(sizes))
+        bins = Bins(1, one_bin, pooled=True)
+        return replace(found, solve_for=built.for_sizes, solved_sizes=tuple(sizes), bins=bins)
     policy, table = (built.policy, built.table) if isinstance(built, SolvedPolicy) else (built, None)
     slo, share = _objective(spec, table)
     return ModelPolicy(
@@ -320,7 +328,10 @@ def _objective(spec: Spec, table: PolicyTable | None) -> tuple[float, float]:
 def _binned(spec: Spec, rule: Rule, profile: Profile, built: BinnedPolicy) -> ModelPolicy:
     """Choose the policy within a bin; its monitor is slower, because a bin has only a fraction of the arrivals."""
     _check_inner(spec, built)
-    inner = choose(built.inner, profile.truncated(built.batch_size), _inner_defaults(spec, built))
+    of_bin, defaults = profile.truncated(built.batch_size), _inner_defaults(spec, built)
+    inner = choose(built.inner, of_bin, defaults)
+    if inner.solve_for is not None:  # for batches of all lengths, and those of a bin are similar
+        inner = replace(choose(built.inner, of_bin.without_lengths(), defaults), solve_for=None)
     forgets = isinstance(inner.monitor, ForgettingMonitor) and built.solve is None
     return replace(
         inner,
@@ -408,7 +419,7 @@ def solved_again(chosen: ModelPolicy, profile: Profile, factor: float = 1.0, mar
     if chosen.takes_margin:
         return _with_margin(chosen, profile, margin)
     if before is None or not _SHARES & (before.bound or {}).keys():
-        again = choose(chosen.spec, profile, chosen.defaults)
+        again = choose(chosen.spec, profile, chosen.defaults, sizes=chosen.solved_sizes)
         return _with_known(replace(again, promised=chosen.promised), chosen)
     mixed = of_mixed_lengths(profile, chosen.solved_sizes)
     problem = Problem(mixed, 1.0, service=measured_service(mixed))
@@ -423,7 +434,7 @@ def _with_margin(chosen: ModelPolicy, profile: Profile, margin: float) -> ModelP
     limit = f"{1e3 * (chosen.slo - margin)}"
     bound = {"slo_p95_ms": limit} if "slo_p95_ms" in spec.parameters else {"slo_share": f"{limit}:{chosen.share}"}
     inside = replace(spec, parameters={**spec.parameters, **bound})
-    again = _chosen(inside, profile, rule_of(spec.name).build(inside, profile))
+    again = _chosen(inside, profile, rule_of(spec.name).build(inside, profile), chosen.solved_sizes)
     again = replace(again, parameters=chosen.parameters, slo=chosen.slo, promised=chosen.promised, margin=margin)
     return _with_known(again, chosen)
 
@@ -431,7 +442,7 @@ def _with_margin(chosen: ModelPolicy, profile: Profile, margin: float) -> ModelP
 def _with_known(again: ModelPolicy, before: ModelPolicy) -> ModelPolicy:
     """The policy for what is known of the requests by the one before."""
     again = replace(again, bins=before.bins)  # which keep the learned edges
-    if before.solved_sizes:
+    if before.solved_sizes and not again.solved_sizes:
         again = again.with_solved_sizes(before.solved_sizes)
     return again.with_solved_shares(before.solved_shares) if before.solved_shares else again
 
@@ -568,9 +579,14 @@ def _check_keys(spec: Spec) -> None:
             raise SpecError(f"policy {spec.text!r}: {spec.arg} has no value; write {spec.name}:{spec.arg}=VALUE")
         example = f"write KEY=VALUE, as in {rule.example}" if ":" in rule.example else "leave it out"
         raise SpecError(f"policy {spec.text!r}: {spec.name} takes no argument {spec.arg!r}; {example}")
+    if "priority_weights" in spec.parameters:
+        raise SpecError(
+            f"policy {spec.text!r}: priority_weights are those of a model, which its calls name; leave them out, and "
+            "give --priority-weights to the server or to solve-policy"
+        )
     unknown = sorted(set(spec.parameters) - rule.keys - {"max_wait_ms"})
     if unknown:
-        known = ", ".join(sorted({*rule.keys, "max_wait_ms"}))
+        known = ", ".join(sorted({*rule.keys, "max_wait_ms"} - {"priority_weights"}))
         raise SpecError(f"policy {spec.text!r}: unknown key {unknown[0]!r}; {spec.name} takes {known}")
 
 

@@ -23,6 +23,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
+import scipy
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -203,6 +204,14 @@ def wait_until(condition: Callable[[], bool], within: float, interval: float = 0
             raise TimeoutError(f"the condition is still false after {within:g} s")
         time.sleep(interval)
     return time.monotonic() - began
+
+
+def confidence_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The mean, and half the width of its 95 per cent interval by Student's t; 0 for one value."""
+    if len(values) < 2:
+        return float(np.mean(values)), 0.0
+    factor = scipy.special.stdtrit(len(values) - 1, 0.975)
+    return float(np.mean(values)), float(factor * np.std(values, ddof=1) / len(values) ** 0.5)
 
 
 def median_of_histogram(samples: Iterable[Sample]) -> float | None:

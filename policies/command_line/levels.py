@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 from policies.command_line.options import SolveOptions
 from policies.percentile.ages import ResponseBounds
@@ -74,8 +75,13 @@ def show_levels(options: SolveOptions, weights: str, shares: str, as_json: bool)
         return
     console = Console()
     for key, value in fields.items():
-        if key != "batch_size":
-            console.print(f"{key:24} {value}", highlight=False, soft_wrap=True)
+        if key not in ("batch_size", "by_largest_batch"):
+            console.print(f"{key:30} {value}", highlight=False, soft_wrap=True)
+    if "by_largest_batch" in fields:
+        table = Table("largest batch", "level 1 within", "bulk, 1/s", box=None)
+        for size, share_within, throughput in fields["by_largest_batch"]:
+            table.add_row(str(size), f"{share_within:.4f}", f"{throughput:.1f}")
+        console.print(table)
 
 
 def _of_means(problem: LevelProblem) -> dict[str, Any]:

@@ -119,6 +119,12 @@ def show_pipeline_plan(
         name = problem.profile.name if problem.profile.name not in steps else f"{problem.profile.name} #{place}"
         planning = devices.CapacityProblem(problem, bound, price, each.mixed, each.simulate, each.seed, spare)
         steps[name] = PipelineStep(planning, number)
+    units = dict.fromkeys(price.unit for _, price, _ in models)
+    if len(units) > 1:
+        raise SpecError(
+            f"costs in {' and '.join(units)} cannot be added: the profiles of some models have an idle power; give "
+            "--device-price and --power-price"
+        )
     with Console(stderr=True).status("planning") as status, print_warnings():
         plans = plan_pipeline(steps, limit, share, lambda name: status.update(f"planning: {name}"))
         status.update("simulating")

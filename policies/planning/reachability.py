@@ -12,6 +12,8 @@ from policies.objectives.frontier import SHARE
 from policies.objectives.trial import Trial
 from policies.profile import Profile
 from policies.queue.table_simulator import ServiceModel, simulate_table
+from policies.rules.by_level import LimitedBulk
+from policies.rules.maximum_wait import MaximumWait
 from policies.sizing.padded import of_mixed_lengths
 from policies.solver.distributions import measured_service
 from policies.solver.model import Problem
@@ -120,6 +122,18 @@ class Neighbour:
         return self.rate / self.profile.capacity
 
 
+def _beside_bulk(chosen: ModelPolicy) -> list[str] | None:
+    """The warnings about the objective of the first priority level; None for other policies."""
+    policy = chosen.policy.inner if isinstance(chosen.policy, MaximumWait) else chosen.policy
+    if not isinstance(policy, LimitedBulk):
+        return None
+    if policy.kept_up_to >= policy.rates[-1]:
+        return []
+    asked = f"the objective of level 1, {_per_cent(chosen.share)} within {1e3 * chosen.objective:g} ms"
+    rate = "at any rate" if not policy.kept_up_to else f"above {_short(policy.kept_up_to)} of its requests a second"
+    return [f"{asked}, cannot be kept beside other levels {rate}; raise the objective, or add a device"]
+
+
 def objective_warnings(chosen: ModelPolicy, neighbours: Sequence[Neighbour] = ()) -> list[str]:
     """Return a line for an objective that the policy does not pursue, and one for an objective that cannot be kept.
 
@@ -128,6 +142,9 @@ def objective_warnings(chosen: ModelPolicy, neighbours: Sequence[Neighbour] = ()
     """
     if chosen.objective == inf:
         return []
+    beside_bulk = _beside_bulk(chosen)
+    if beside_bulk is not None:
+        return beside_bulk
     busy = [each for each in neighbours if each.load > _NEGLIGIBLE_LOAD]
     load = _LOAD_STEP * round(sum(each.load for each in busy) / _LOAD_STEP)  # for the cache
     known = of_mixed_lengths(chosen.profile, chosen.solved_sizes)

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import exp, expm1
+from math import exp, expm1, sqrt
 from typing import Protocol
 
 from policies.types import BatchKey
 
 _MAX_KINDS = 256  # measured at once; the shapes of inputs are not bounded
-_SHARES_OVER = 512  # arrivals over which the shares of levels are averaged
+_SHARES_OVER = 2048  # arrivals over which the shares of levels are averaged
 
 
 class Monitor(Protocol):
@@ -113,6 +113,12 @@ class LevelShares:
     def __init__(self, levels: int) -> None:
         self.shares = (0.0,) * levels
         self.arrivals = 0
+
+    @property
+    def standard_error(self) -> float:
+        """Of the share of the first level, if levels are independent."""
+        first = self.shares[0]
+        return sqrt(first * (1.0 - first) / max(min(self.arrivals, _SHARES_OVER), 1))
 
     def arrive(self, level: int) -> None:
         """Count an arrival of this level, 1 or more."""

@@ -5,13 +5,14 @@ the levels: `SmdpLevels` minimises the weighted sum of the levels' mean response
 percentile of the first level with as large batches of the others as that allows.
 
 With more than two levels those after the first count as one, of their mean weight: a pair has a table of a size that
-can be solved. tests/policies/rules/test_by_level.py has the distance from the optimum of three levels.
+can be solved. tests/policies/solver/test_levels.py has the distance from the optimum of three levels.
 """
 
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf, isfinite
 
 from policies.percentile.bulk import bulk_batches, largest_bulk_batch
 from policies.profile import Profile
@@ -20,7 +21,7 @@ from policies.types import Action, Launch, SpecError, State, Wait, launch_oldest
 
 LARGEST_BATCH = 64  # of a table for two levels; a larger one takes minutes for each load
 _LOADS = (0.1, 0.3, 0.5, 0.65, 0.8, 0.9)
-_FIRST_LEVEL_LOADS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+_FIRST_LEVEL_LOADS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 _SETTLED = 1e-3  # of the average cost; the policy settles before it
 _LEAST_SHARE = 0.01  # of a level, for which a table is solved
 
@@ -57,11 +58,13 @@ class LimitedBulk:
         rates: arrival rates of the first level, 1/s, ascending.
         limits: for each rate, the largest batch that has requests of other levels.
         max_batch_size: B.
+        kept_up_to: the highest of the rates at which the percentile is kept beside bulk; 0 if it is at none.
     """
 
     rates: Sequence[float]
     limits: Sequence[int]
     max_batch_size: int
+    kept_up_to: float = inf
 
     def decide(self, state: State, /) -> Action:
         """Never wait; use the limit of the next higher rate of the first level."""
@@ -89,7 +92,7 @@ def parse_weights(text: str, separator: str = ",") -> tuple[float, ...]:
     except ValueError:
         weights = ()
     descend = all(first >= second for first, second in pairwise((*weights, 0.0)))
-    if not 2 <= len(weights) <= 8 or not descend:
+    if not 2 <= len(weights) <= 8 or not descend or not isfinite(weights[0]):
         raise SpecError(
             f"priority weights {text!r}: give 2 to 8 numbers of at least 0, the greatest first, such as 8{separator}1"
         )
@@ -106,8 +109,9 @@ def limited_bulk(profile: Profile, response_time: float, share: float) -> Limite
     """
     rates = [load * profile.capacity for load in _FIRST_LEVEL_LOADS]
     cv = sum(profile.cvs) / len(profile.cvs) if profile.cvs else 0.0
-    limits = [largest_bulk_batch(bulk_batches(profile, rate, response_time, cv), share).size for rate in rates]
-    return LimitedBulk(rates, limits, profile.max_batch_size)
+    found = [largest_bulk_batch(bulk_batches(profile, rate, response_time, cv), share) for rate in rates]
+    kept = [rate for rate, each in zip(rates, found, strict=True) if each.share >= share]
+    return LimitedBulk(rates, [each.size for each in found], profile.max_batch_size, max(kept, default=0.0))
 
 
 def solve_for_shares(shares: Sequence[float], profile: Profile, weights: Sequence[float], w2: float) -> SmdpLevels:

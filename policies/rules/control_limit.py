@@ -34,7 +34,7 @@ class ControlLimit:
         due = state.oldest.arrival + self.timeout
         if len(state.waiting) < self.limit and state.now < due:
             return Wait(until=due)
-        formed = None if state.now >= due else state.waiting[self.limit - 1].arrival
+        formed = None if state.now >= due else sorted(request.arrival for request in state.waiting)[self.limit - 1]
         return launch_oldest(state, self.max_batch_size, self.max_batch_size, formed=formed)
 
     def action_table(self, arrival_rate: float | None) -> ActionTable | None:

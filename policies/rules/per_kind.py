@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 
 from policies.profile import Profile
@@ -53,10 +54,13 @@ class PerKind:
         overdue = [launch for launch in launches if self._is_overdue(launch, state.now)]
         if overdue:
             return min(overdue, key=lambda launch: (_oldest(launch).arrival, launch.requests[-1].id))
-        if self.in_order or state.suspended or len(self.policies) == 1:
+        if len(self.policies) == 1:
+            return min(launches, key=partial(_by_level, state.now))
+        if self.in_order or state.suspended:
             return min(launches, key=_formed)
         first = max(launches, key=lambda launch: self._weight(launch, parts, state.now)).requests[0].kind.model
-        return min((launch for launch in launches if launch.requests[0].kind.model == first), key=_formed)
+        of_model = [launch for launch in launches if launch.requests[0].kind.model == first]
+        return min(of_model, key=partial(_by_level, state.now))
 
     def _weight(self, launch: Launch, parts: Mapping[BatchKey, State], now: float) -> float:
         oldest, size = _oldest(launch), len(launch.requests)
@@ -104,5 +108,11 @@ def _oldest(launch: Launch) -> Request:
 
 
 def _formed(launch: Launch) -> tuple[float, int]:
-    formed = launch.requests[0].arrival if launch.formed is None else launch.formed
+    formed = _oldest(launch).arrival if launch.formed is None else launch.formed
     return formed, launch.requests[-1].id
+
+
+def _by_level(now: float, launch: Launch) -> tuple[int, float, int]:
+    """Order of the launches of one model: by the first level in it, then by when it was formed."""
+    first = launch.requests[0]
+    return (0 if first.urgent_from <= now else first.level, *_formed(launch))

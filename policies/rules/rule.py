@@ -48,16 +48,16 @@ class BinnedPolicy:
 
 @dataclass(frozen=True)
 class AdaptedPolicy:
-    """A policy, and what solves another one once more is known of the requests.
+    """A policy that is solved again once more is known of the requests.
 
     Attributes:
-        policy: until then.
-        for_sizes: returns the policy for sizes of requests, s; None if it does not depend on them.
-        for_shares: returns the policy for shares of priority levels, the first level first; None as well.
+        for_sizes: returns the policy for sizes of requests, s, of which none are known at first.
+        policy: in its place, until the shares of the priority levels are known.
+        for_shares: returns the policy for these shares, the first level first.
     """
 
-    policy: Policy | SolvedPolicy
     for_sizes: SizeSolver | None = None
+    policy: Policy | None = None
     for_shares: ShareSolver | None = None
 
 

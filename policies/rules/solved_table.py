@@ -38,20 +38,25 @@ def _by_level(spec: Spec, profile: Profile) -> Policy | AdaptedPolicy:
     _check(spec)
     weights, (key, value) = parse_weights(spec.parameters[_LEVELS], ":"), weight_of(spec)
     if key == "w2":
-        solve = partial(solve_for_shares, profile=profile, weights=weights, w2=float(value))
-        return AdaptedPolicy(greedy(profile.max_batch_size), for_shares=solve)
+        mixed = of_mixed_lengths(profile)
+        solve = partial(solve_for_shares, profile=mixed, weights=weights, w2=float(value))
+        return AdaptedPolicy(policy=greedy(profile.max_batch_size), for_shares=solve)
     bound = parse_bound(key, str(value))
     assert isinstance(bound, ShareBound)  # of these keys
-    return limited_bulk(profile, bound.response_time, bound.share)
+    if not profile.varies_by_length:
+        return limited_bulk(profile, bound.response_time, bound.share)
+    return AdaptedPolicy(partial(_limited_mixed, profile=profile, bound=bound))
+
+
+def _limited_mixed(sizes: Sequence[float], profile: Profile, bound: ShareBound) -> Policy:
+    return limited_bulk(of_mixed_lengths(profile, sizes), bound.response_time, bound.share)
 
 
 def _solve(spec: Spec, profile: Profile) -> Built:
     if _LEVELS in spec.parameters:
         return _by_level(spec, profile)
     if profile.varies_by_length:
-        return AdaptedPolicy(
-            _solve_mixed((), spec, profile), for_sizes=partial(_solve_mixed, spec=spec, profile=profile)
-        )
+        return AdaptedPolicy(partial(_solve_mixed, spec=spec, profile=profile))
     return _solve_mixed((), spec, profile)
 
 
@@ -64,7 +69,7 @@ def _solve_mixed(sizes: Sequence[float], spec: Spec, profile: Profile) -> Solved
 
 def _solve_auto(spec: Spec, profile: Profile) -> Built:
     """The solved table; for inputs that vary in length, where no goal is given, a policy that knows the lengths."""
-    if profile.varies_by_length and not spec.parameters.keys() & _WEIGHT_KEYS:
+    if profile.varies_by_length and not spec.parameters.keys() & (_WEIGHT_KEYS | {_LEVELS}):
         return length_aware(profile)
     return _solve(spec, profile)
 

@@ -5,8 +5,8 @@ probability F(L)^b, so the service time G_b has the mean and the variance
 
     E[G_b] = sum_L l(b, L) (F(L)^b - F(L-)^b),    Var[G_b] = E[l(b, L)^2] (1 + cv^2) - E[G_b]^2,
 
-with cv the variation of batches of one size and length. The policies of one queue, which do not choose by length, are
-solved for these.
+with cv the variation of batches of one size and length. A batch takes the profile's power, so that its energy grows
+with its time. The policies of one queue, which do not choose by length, are solved for these.
 """
 
 from collections.abc import Sequence
@@ -40,5 +40,7 @@ def of_mixed_lengths(profile: Profile, sizes: Sequence[float] = ()) -> Profile:
         mean = float(weights @ times)
         means.append(mean)
         cvs.append(float(np.sqrt(max(float(weights @ times**2) * (1.0 + cv**2) / mean**2 - 1.0, 0.0))))
-    times_by_size = tuple(np.maximum.accumulate(means).tolist())
-    return replace(profile.without_lengths(), service_times=times_by_size, cvs=tuple(cvs))
+    times = np.maximum.accumulate(means)
+    energies = profile.energies and tuple((np.array(profile.energies) * times / profile.service_times).tolist())
+    plain = profile.without_lengths()
+    return replace(plain, service_times=tuple(times.tolist()), cvs=tuple(cvs), energies=energies)

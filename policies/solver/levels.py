@@ -155,7 +155,9 @@ def _check(problem: LevelProblem) -> None:
     if len(weights) != len(problem.arrival_rates) or list(weights) != sorted(weights, reverse=True) or weights[-1] < 0:
         text = ", ".join(f"{weight:g}" for weight in weights)
         raise SpecError(f"priority weights {text}: give one of at least 0 for each level, the greatest first")
-    if min(problem.arrival_rates) <= 0.0 or rate >= most:
+    if min(problem.arrival_rates) <= 0.0:
+        raise SpecError(f"a level has the arrival rate {min(problem.arrival_rates):g}/s; give each one above 0")
+    if rate >= most:
         raise SpecError(f"the arrival rate is {rate:.6g}/s, and the device serves {most:.6g}/s; give a lower rate")
 
 

@@ -44,7 +44,8 @@ def _add_policies(app: FastAPI, inference: Inference) -> None:
         name = inference.name_with_policy(model)
 
         def choose_policy(current: ModelPolicy) -> ModelPolicy:
-            if current.solved_sizes and spec_of(current) == current.spec:  # keeps the sizes that are known
+            known = current.solved_sizes or current.solved_shares  # which are kept
+            if known and spec_of(current) == current.spec:
                 return solve_again_in_process(current, current.profile, 1.0, current.margin)
             chosen = choose_in_process(spec_of(current), current.profile, current.defaults)
             return replace(chosen, promised=current.promised)

@@ -179,7 +179,7 @@ class Inference:
                 model = self.model(name)
                 if self.fleet.draining:
                     raise DrainingError("the server is stopping; send the request to another one", 1)
-                self.set_level(model.name, context)
+                context.level = context.least_level  # the body may name another one: `infer` sets it
                 self.check_begin(model.name, context.remaining_timeout(), context.level)
                 self.calls[model.id] += 1
                 try:
@@ -224,6 +224,7 @@ class Inference:
             ClientDisconnectedError: the client closed the connection.
         """
         context.samples = inputs.count
+        self.set_level(model.name, context)
         samples: Sequence[Any]
         if inputs.encoded:
             samples = await self._decode(model, inputs, context)

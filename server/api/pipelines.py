@@ -400,8 +400,7 @@ class PipelineRunner:
             context.timeout = call.context.remaining_timeout()
             context.priority = min(call.context.priority, levels_of(inference.levels, name).count)
             context.least_level = call.context.least_level
-            inference.set_level(name, context)
-            inference.check_begin(name, context.timeout, context.level)
+            inference.check_begin(name, context.timeout, context.least_level)
             inputs = [_inputs(model, form, what, context)]
             inference.calls[model.id] += 1
             try:

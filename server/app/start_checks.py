@@ -555,7 +555,7 @@ def _max_waits(text: str, count: int) -> tuple[float, ...]:
         waits = tuple(float(word) / 1e3 for word in text.split(","))
     except ValueError:
         waits = ()
-    if len(waits) != count or not min(waits) > 0.0:
+    if len(waits) != count or not all(wait > 0.0 for wait in waits):
         raise SpecError(f"--priority-max-wait-ms {text}: give a time above 0, or inf, for each of {count} levels")
     return waits
 

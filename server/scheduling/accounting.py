@@ -63,7 +63,7 @@ class Accounting:
             sample.service = batch.service if batch.whole else batch.ended - request.started
             call = sample.call
             call.complete()
-            if not call.missing:
+            if not call.missing and call.level == 1:  # others are overtaken
                 self._admission.observe(call.earliest, now)
         asyncio.get_running_loop().call_soon(self._account, batch, self._batcher.queue_length)
 

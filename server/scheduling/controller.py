@@ -25,7 +25,7 @@ _log = logging.getLogger("batchwright.controller")
 _MIN_INTERVAL = 0.25  # s between two readings of the energy counter
 _MIN_STEPS = 10.0  # resolution steps of the counter between two readings
 _FIRST_RETRY, _LAST_RETRY = 300.0, 3600.0  # s from out of memory to trying a larger batch; doubled at each failure
-_SOLVED_AGAIN = 60.0  # s after a failure of solving, until it is tried again
+_SOLVED_AGAIN = 60.0  # s after a failure of solving, or after solving for shares, until it is tried again
 _T = TypeVar("_T")
 Solver = Callable[[ModelPolicy, Profile, float, float], ModelPolicy]  # as `solved_again`
 
@@ -42,6 +42,7 @@ class _Monitored:
             is solved for a reduced maximum batch size, it is that policy's.
         served: answers since the objective's state last changed.
         bins_updates: those of the policy's bins that were looked at.
+        solve_shares_from: instant from which it may be solved for shares of levels, s.
         solving: the running task that solves another policy.
     """
 
@@ -51,6 +52,7 @@ class _Monitored:
     objective: Objective | AgeMargin | None
     served: ResponseCounts = field(default_factory=ResponseCounts)
     bins_updates: int = 0
+    solve_shares_from: float = 0.0
     solving: "asyncio.Task[None] | None" = None
 
 
@@ -145,10 +147,12 @@ class Controller:
 
     def _solve_for_shares(self, model: str, monitored: _Monitored) -> bool:
         """Solve the policy if it depends on the shares of the levels, and those are known or have changed."""
-        if monitored.current.solve_for_shares is None:
+        now = self._dispatcher.clock()
+        if monitored.current.solve_for_shares is None or now < monitored.solve_shares_from:
             return False
         shares = monitored.current.unsolved_shares(self._dispatcher.queue.level_shares(model))
         if shares:
+            monitored.solve_shares_from = now + _SOLVED_AGAIN
             reason = f"level 1 has {shares[0]:.1%} of the arrivals"
             self._solve(model, monitored.current.profile, "levels", reason, {"solved_shares": tuple(shares)})
         return bool(shares)

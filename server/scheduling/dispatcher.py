@@ -222,6 +222,7 @@ class Dispatcher:
         if not self.available:
             raise unavailable_error(self.device)
         places, waiting = levels_of(self.levels, model).places(self._limits.capacity, level), None
+        ahead = self._batcher.waiting_of(model)
         if model in self.levels:  # later levels do not delay it
             ahead = self._batcher.waiting_through(model, level)
             waiting = {**self._batcher.waiting_by_model(), model: ahead}
@@ -229,7 +230,7 @@ class Dispatcher:
         if timeout == inf:
             return 0.0
         now, needed = self.clock(), self._forecast.backlog({model: n}, waiting)
-        backlogged = self._forecast.is_backlogged(model, n, needed)
+        backlogged = self._forecast.is_backlogged(model, ahead + n, needed)
         self._admission.reject_if_late(needed, timeout, now if backlogged else None)
         return now + needed if backlogged else 0.0
 

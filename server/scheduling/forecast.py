@@ -64,20 +64,20 @@ class Forecast:
         profiles = {model: chosen.profile for model, chosen in self._chosen.items()}
         return backlog(self._batcher, profiles, max(0.0, self.free_at - self._clock()), more, waiting)
 
-    def is_backlogged(self, model: str, more: int, backlog: float) -> bool:
+    def is_backlogged(self, model: str, waiting: int, backlog: float) -> bool:
         """Whether there is more work than a policy waits for to fill a batch.
 
         Since the least service time of a model with lengths understates its work, more requests than a full batch for
         each bin count as a backlog, too.
 
         Args:
-            model: the model of the additional requests.
-            more: number of additional requests.
+            model: the model of additional requests.
+            waiting: number of its requests that would wait, with the additional ones.
             backlog: `backlog` with them, s.
         """
         chosen = self._chosen[model]
         full = chosen.profile.max_batch_size * (1 if chosen.bins is None else chosen.bins.bins)
-        return backlog > chosen.profile.service_times[-1] or self._batcher.waiting_of(model) + more > full
+        return backlog > chosen.profile.service_times[-1] or waiting > full
 
     def next_launch_bound(self) -> float:
         """Return an upper bound of `least_time_of` the next launch."""

@@ -7,7 +7,7 @@ from math import floor, inf
 
 from server.errors import BadInputError
 
-_URGENCY = re.compile(rb"(?:^|[,\s])u=(\d+)(?=$|[,;\s])")  # of a structured dictionary, RFC 9218
+_URGENCY = re.compile(rb"(?:^|[,\s])u=([0-7])(?=$|[,;\s])")  # of a structured dictionary, RFC 9218
 _DEFAULT_URGENCY = 3  # of RFC 9218; from it on a request is of the last level
 
 

@@ -132,7 +132,7 @@ class Predictor:
         self._comparisons = {}
         for model, each in known.items():
             measured, predicted = self._measured(model), self._found.get(model)
-            if measured is None or predicted is None:
+            if measured is None or predicted is None or model in self._dispatcher.levels:  # levels are not simulated
                 self._windows[model].apart_since = None
                 continue
             neighbours = {name: other.rate for name, other in known.items() if name != model and other.rate > 0.0}

@@ -17,6 +17,7 @@ from server.scheduling.admission import Limits
 from server.scheduling.calls import Sample
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
+from server.scheduling.levels import Levels
 from server.telemetry.metrics import Metrics
 from tests.support.virtual_clock import virtual_loop
 
@@ -86,6 +87,7 @@ def run_scenario(
     by_model: Mapping[str, ModelPolicy],
     executor: FakeExecutor | None = None,
     limits: Limits = UNLIMITED,
+    levels: Mapping[str, Levels] | None = None,
 ) -> Any:
     """Run a scenario against a running dispatcher on a virtual clock."""
     loop = virtual_loop()
@@ -93,7 +95,7 @@ def run_scenario(
 
     async def main() -> Any:
         metrics = Metrics()
-        dispatcher = Dispatcher(executor, by_model, metrics, loop.time, limits)
+        dispatcher = Dispatcher(executor, by_model, metrics, loop.time, limits, levels=levels)
         task = asyncio.ensure_future(dispatcher.run())
         try:
             return await scenario(dispatcher, executor)
@@ -114,8 +116,9 @@ def submit(
     lengths: Sequence[float] = (),
     shapes: Sequence[str] = (),
     id: str = "",
+    level: int = 1,
 ) -> "asyncio.Future[list[Sample]]":
     """Submit a call of samples with these inputs, and lengths or shapes where they differ in them."""
     lengths, shapes = lengths or [0.0] * len(inputs), shapes or [""] * len(inputs)
     samples = [Sample(*sample) for sample in zip(inputs, lengths, shapes, strict=True)]
-    return to.submit(model, samples, timeout, id)
+    return to.submit(model, samples, timeout, id, level)

@@ -55,9 +55,7 @@ class Infer:
         call = await self._read(model, context)
         if call.timeout is not None:
             context.timeout = min(context.timeout, call.timeout)
-        if call.priority:
-            context.priority = call.priority
-            self._inference.set_level(model.name, context)
+        context.priority = call.priority
         answers = await self._inference.infer(model, context, model.codec.from_tensors(call.take_tensors()))
         outputs = [answer.output for answer in answers]
         facts = self._inference.describe(answers, context)

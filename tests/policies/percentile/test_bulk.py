@@ -1,5 +1,7 @@
 """The percentile of the first level beside bulk that always waits."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -30,10 +32,19 @@ def simulated(rate: float, bulk: int, response_time: float, cv: float, batches: 
 @pytest.mark.parametrize("cv", [0.0, 0.3])
 @pytest.mark.parametrize(("rate", "bulk"), [(20.0, 4), (20.0, 16), (100.0, 8), (150.0, 2)])
 def test_share_and_throughput_are_those_of_a_simulation(rate: float, bulk: int, cv: float) -> None:
-    found = bulk_batches(PROFILE, rate, 0.05, cv)[bulk - 1]
+    found = next(each for each in bulk_batches(PROFILE, rate, 0.05, cv) if each.size == bulk)
     share, throughput = simulated(rate, bulk, 0.05, cv, 60_000)
     assert found.share == pytest.approx(share, abs=0.012)
     assert found.throughput == pytest.approx(throughput, rel=0.02)
+
+
+def test_all_small_batches_are_tried_and_some_large_ones() -> None:
+    profile = Profile("large", tuple(0.010 + 0.001 * b for b in range(1, 129)))
+    sizes = [each.size for each in bulk_batches(profile, 20.0, 0.1)]
+    assert sizes[:16] == list(range(1, 17))
+    assert sizes[-1] == 128
+    assert all(one < two <= max(one + 1, 1.125 * one) for one, two in pairwise(sizes))
+    assert len(sizes) < 40
 
 
 def test_a_larger_bound_allows_larger_batches() -> None:

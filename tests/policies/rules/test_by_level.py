@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from policies.catalog import check_spec, choose, solved_again
+from policies.planning.reachability import objective_warnings
 from policies.profile import Profile
 from policies.queue.monitor import LevelShares
 from policies.rules import by_level
@@ -12,7 +13,7 @@ from policies.rules.maximum_wait import MaximumWait
 from policies.solver.levels import LevelSolution
 from policies.types import BatchKey, Launch, Request, SpecError, State, Wait
 
-M = BatchKey("m")
+M, WEIGHTS = BatchKey("m"), {"priority_weights": "8:1"}
 PROFILE = Profile("p", tuple(0.010 + 0.002 * b for b in range(1, 17)), energies=tuple(1.0 + b for b in range(1, 17)))
 
 
@@ -78,14 +79,14 @@ def test_weights_are_parsed() -> None:
     assert parse_weights("16:4:0", ":") == (16.0, 4.0, 0.0)
 
 
-@pytest.mark.parametrize("text", ["8", "1,8", "8,x", "8,-1", "", "9,8,7,6,5,4,3,2,1", "nan,1"])
+@pytest.mark.parametrize("text", ["8", "1,8", "8,x", "8,-1", "", "9,8,7,6,5,4,3,2,1", "nan,1", "inf,1"])
 def test_malformed_weights_are_refused(text: str) -> None:
     with pytest.raises(SpecError, match=r"priority weights .* give 2 to 8 numbers of at least 0, the greatest first"):
         parse_weights(text)
 
 
 def test_a_percentile_is_kept_by_limited_batches_of_bulk() -> None:
-    chosen = choose("smdp:priority_weights=8:1,slo_p95_ms=60", PROFILE)
+    chosen = choose("smdp:slo_p95_ms=60", PROFILE, WEIGHTS)
     assert isinstance(chosen.policy, MaximumWait)
     policy = chosen.policy.inner
     assert isinstance(policy, LimitedBulk)
@@ -102,17 +103,17 @@ def test_a_percentile_is_kept_by_limited_batches_of_bulk() -> None:
 def test_without_a_percentile_tables_are_solved_once_the_shares_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(by_level, "_LOADS", (0.5,))
     small = PROFILE.truncated(4)
-    chosen = choose("auto:priority_weights=8:1", small)
+    chosen = choose("auto", small, WEIGHTS)
     shares = LevelShares(2)
-    for i in range(300):
-        assert bool(chosen.unsolved_shares(shares)) == (i >= 256)
+    for i in range(600):
+        assert bool(chosen.unsolved_shares(shares)) == (i >= 512)
         shares.arrive(1 if i % 4 == 0 else 2)
     solved = chosen.with_solved_shares(chosen.unsolved_shares(shares))
     assert isinstance(solved.policy, MaximumWait)
     assert isinstance(solved.policy.inner, SmdpLevels)
     assert solved.solved_shares[0] == pytest.approx(0.25, abs=0.01)
     assert not solved.unsolved_shares(shares), "the shares have not changed"
-    for _ in range(300):
+    for _ in range(600):
         shares.arrive(1)
     assert solved.unsolved_shares(shares)
     again = solved_again(solved, small)
@@ -122,13 +123,37 @@ def test_without_a_percentile_tables_are_solved_once_the_shares_are_known(monkey
 
 
 @pytest.mark.parametrize(
-    ("spec", "message"),
+    ("spec", "weights", "message"),
     [
-        ("smdp:priority_weights=8:1,slo_mean_ms=50", "slo_mean_ms cannot be kept with priority weights"),
-        ("smdp:priority_weights=1:8", "give 2 to 8 numbers of at least 0, the greatest first, such as 8:1"),
-        ("greedy:priority_weights=8:1", "unknown key 'priority_weights'"),
+        ("smdp:slo_mean_ms=50", "8:1", "slo_mean_ms cannot be kept with priority weights"),
+        ("smdp", "1:8", "give 2 to 8 numbers of at least 0, the greatest first, such as 8:1"),
+        ("smdp:priority_weights=8:1", "8:1", "priority_weights are those of a model"),
     ],
 )
-def test_malformed_specs_are_refused(spec: str, message: str) -> None:
+def test_malformed_specs_are_refused(spec: str, weights: str, message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        check_spec(spec, 8)
+        check_spec(spec, 8, {"priority_weights": weights})
+
+
+def test_a_percentile_beside_bulk_knows_the_lengths_of_padded_inputs() -> None:
+    lengths = (10, 20, 40)
+    times = tuple(tuple(0.004 + 0.0005 * b * length for length in lengths) for b in range(1, 9))
+    padded = Profile("padded", tuple(row[0] for row in times), lengths=lengths, length_service_times=times)
+    chosen = choose("auto:slo_p95_ms=150", padded, WEIGHTS)
+    short = chosen.with_solved_sizes([padded.time_alone(10.0)] * 300)
+    assert isinstance(chosen.policy, MaximumWait)
+    assert isinstance(short.policy, MaximumWait)
+    before, after = chosen.policy.inner, short.policy.inner
+    assert isinstance(before, LimitedBulk)
+    assert isinstance(after, LimitedBulk)
+    assert after.limits[0] > before.limits[0]
+
+
+def test_a_bound_that_cannot_be_kept_beside_bulk_is_named() -> None:
+    (warning,) = objective_warnings(choose("smdp:slo_p95_ms=15", PROFILE, WEIGHTS))
+    assert warning.startswith(
+        "the objective of level 1, 95% within 15 ms, cannot be kept beside other levels at any rate"
+    )
+    (warning,) = objective_warnings(choose("smdp:slo_p95_ms=40", PROFILE, WEIGHTS))
+    assert "cannot be kept beside other levels above" in warning
+    assert objective_warnings(choose("smdp:slo_p95_ms=400", PROFILE, WEIGHTS)) == []

@@ -23,6 +23,7 @@ from server.energy.meters import CountingMeter, EnergyMeter
 from server.errors import OutOfMemoryError
 from server.scheduling.controller import Controller
 from server.scheduling.dispatcher import Dispatcher
+from server.scheduling.levels import Levels
 from server.telemetry.metrics import Metrics
 from tests.support.fakes import UNLIMITED, FakeExecutor, chosen, run_scenario, submit
 from tests.support.virtual_clock import virtual_loop
@@ -656,3 +657,31 @@ def test_a_solution_that_failed_is_tried_again() -> None:
         assert asked[1] - asked[0] == pytest.approx(60.0)
     finally:
         loop.close()
+
+
+def test_tables_for_levels_are_solved_once_their_shares_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("policies.rules.by_level._LOADS", (0.5,))
+    loop, small = virtual_loop(), P4.truncated(4)
+    executor = ChangingExecutor(small, small, inf)
+    chosen = choose("smdp", small, {"priority_weights": "8:1"})
+
+    async def main() -> tuple[ModelPolicy, str]:
+        metrics, levels = Metrics(), {"m": Levels(2)}
+        dispatcher = Dispatcher(executor, {"m": chosen}, metrics, loop.time, UNLIMITED, levels=levels)
+        controller = Controller(dispatcher, metrics, executor.meter, Inline())
+        dispatcher.accounting.on_served = controller.served
+        task = asyncio.ensure_future(dispatcher.run())
+        answers = []
+        for number in range(700):
+            answers.append(submit(dispatcher, "m", [0.0], level=1 if number % 5 == 0 else 2))
+            await asyncio.sleep(0.002)
+        await asyncio.gather(*answers)
+        task.cancel()
+        return dispatcher.chosen["m"], metrics.render().decode()
+
+    try:
+        found, metrics = loop.run_until_complete(main())
+    finally:
+        loop.close()
+    assert found.solved_shares[0] == pytest.approx(0.2, abs=0.01)
+    assert 'batchwright_policy_changes_total{model="m",reason="levels"} 1.0' in metrics
