@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor as Pool
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -422,16 +423,18 @@ class Inference:
         context.memory.grow(_MEMORY_PER_JSON * len(document))
         return parsed
 
-    def check_queue(self, n: int, places: int | None = None) -> None:
+    def check_queue(self, n: int, model: str = "", level: int | None = None) -> None:
         """Check that the queue of all models has room for `n` more samples beside those that are queued or pending.
 
-        `places` are those that may be taken; None: all.
+        `model` and `level` are those of the samples, where they are known.
 
         Raises:
             RejectedError: it has not.
         """
-        taken = self.fleet.waiting + self.budget.pending.total()
-        reject_if_full(n, taken, self.capacity if places is None else places, self.fleet.backlog)
+        taken, of_level = self.fleet.waiting + self.budget.pending.total(), level if model in self.models else None
+        places = levels_of(self.levels, model).places(self.capacity, level or 1)
+        backlog = self.fleet.backlog if of_level is None else partial(self.fleet.backlog, model, of_level)
+        reject_if_full(n, taken, places, backlog)
 
     def _begin_pending(self, model: str, n: int, context: RequestContext) -> None:
         """Check that there is room for `n` samples, and count them as pending until they are queued.
@@ -441,7 +444,7 @@ class Inference:
         """
         context.memory.end_pending()  # the sample that was pending during decompression
         timeout = context.remaining_timeout()
-        self.check_queue(n, levels_of(self.levels, model).places(self.capacity, context.level))
+        self.check_queue(n, model, context.level)
         self.check_room(model, n, timeout, self.budget.pending[model], context.level)
         context.memory.begin_pending(model, n)
 

@@ -221,22 +221,31 @@ class Dispatcher:
             raise DrainingError("the server is stopping; send the request to another one", 1)
         if not self.available:
             raise unavailable_error(self.device)
-        places, waiting = levels_of(self.levels, model).places(self._limits.capacity, level), None
-        ahead = self._batcher.waiting_of(model)
-        if model in self.levels:  # later levels do not delay it
-            ahead = self._batcher.waiting_through(model, level)
-            waiting = {**self._batcher.waiting_by_model(), model: ahead}
-        reject_if_full(n, self._batcher.queue_length, places, lambda: self._forecast.backlog({}, waiting))
+        places = levels_of(self.levels, model).places(self._limits.capacity, level)
+        reject_if_full(n, self._batcher.queue_length, places, lambda: self.backlog({model: 0}, level))
         if timeout == inf:
             return 0.0
-        now, needed = self.clock(), self._forecast.backlog({model: n}, waiting)
-        backlogged = self._forecast.is_backlogged(model, ahead + n, needed)
+        now, needed = self.clock(), self.backlog({model: n}, level)
+        backlogged = self._forecast.is_backlogged(model, self._ahead(model, level) + n, needed)
         self._admission.reject_if_late(needed, timeout, now if backlogged else None)
         return now + needed if backlogged else 0.0
 
-    def backlog(self, more: Mapping[str, int] | None = None) -> float:
-        """Return the least time in which the device serves all queued requests, and `more` by model, s."""
-        return self._forecast.backlog(more or {})
+    def backlog(self, more: Mapping[str, int] | None = None, level: int | None = None) -> float:
+        """Return the least time in which the device serves all queued requests, and `more` by model, s.
+
+        Of the models in `more` only requests of this priority level and those before it count; None: all.
+        """
+        more = more or {}
+        waiting = None
+        if level is not None and not self.levels.keys().isdisjoint(more):
+            ahead = {model: self._ahead(model, level) for model in more}
+            waiting = {**self._batcher.waiting_by_model(), **ahead}
+        return self._forecast.backlog(more, waiting)
+
+    def _ahead(self, model: str, level: int) -> int:
+        """Number of waiting requests of a model that later levels do not include."""
+        batcher = self._batcher
+        return batcher.waiting_through(model, level) if model in self.levels else batcher.waiting_of(model)
 
     @property
     def open_calls(self) -> int:

@@ -7,6 +7,7 @@ wait for the slowest of several devices, and its samples could not share a batch
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from math import inf
 
 from policies.queue.routing import least_delay
@@ -75,9 +76,14 @@ class Fleet:
             n += pending // max(1, len(self._serving_of[model]))
         self._route(model, n, level).check_room(model, n, timeout, level)
 
-    def backlog(self) -> float:
-        """Return the least time in which one of the devices serves all its requests, s."""
-        return min((dispatcher.backlog() for dispatcher in self._serving), default=0.0)
+    def backlog(self, model: str = "", level: int | None = None) -> float:
+        """Return the least time in which one of the devices serves all its requests, s.
+
+        Of a model those of this priority level and the ones before it; None: all.
+        """
+        if level is None:
+            return min((dispatcher.backlog() for dispatcher in self._serving), default=0.0)
+        return min((each.backlog({model: 0}, level) for each in self._serving_of[model]), default=0.0)
 
     @property
     def waiting(self) -> int:
@@ -198,13 +204,13 @@ class Fleet:
         if not self._serving_of[model]:
             raise UnavailableError(f"no device of {model} works; send the request again, or to another server", 1)
         places = levels_of(self.dispatchers[0].levels, model).places(self._capacity, level)
-        reject_if_full(n, self.waiting, places, self.backlog)
-        return self._least_delay(model, n)
+        reject_if_full(n, self.waiting, places, partial(self.backlog, model, level))
+        return self._least_delay(model, n, level)
 
-    def _least_delay(self, model: str, n: int) -> Dispatcher:
-        """Return the device with the least expected response time for `n` more samples."""
+    def _least_delay(self, model: str, n: int, level: int | None = None) -> Dispatcher:
+        """Return the device with the least expected response time for `n` more samples of a priority level."""
         serving = self._serving_of[model]
-        return serving[least_delay([dispatcher.backlog({model: n}) for dispatcher in serving])]
+        return serving[least_delay([dispatcher.backlog({model: n}, level) for dispatcher in serving])]
 
     def _update_serving(self) -> None:
         """Find the devices that get new calls: those that work and are not retired."""

@@ -297,3 +297,15 @@ def test_a_mixed_row_draws_by_the_waiting_ids_and_gives_the_same_action_again() 
     assert waits == [isinstance(policy.decide(s), Wait) for s in states]
     # a share of 4000 draws at p = 0.25 has a standard deviation of 0.0068; four of them
     assert sum(waits) / len(waits) == pytest.approx(0.25, abs=0.028)
+
+
+@pytest.mark.parametrize(("levels", "urgent_from", "first"), [((2, 1), inf, 1), ((2, 2), inf, 0), ((2, 1), 5.0, 0)])
+def test_of_two_kinds_the_one_with_the_first_level_is_launched(
+    levels: tuple[int, int], urgent_from: float, first: int
+) -> None:
+    kinds = [BatchKey("m", 0), BatchKey("m", 1)]
+    waiting = [Request(0, 1.0, kinds[0], level=levels[0], urgent_from=urgent_from)]
+    waiting.append(Request(1, 2.0, kinds[1], level=levels[1]))
+    action = PerKind({"m": greedy(4)}).decide(State(6.0, waiting, by_level=True))
+    assert isinstance(action, Launch)
+    assert action.requests[0].kind.bin == first

@@ -1,7 +1,7 @@
 """A fleet of several devices, on a virtual clock."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from server.scheduling.admission import Limits
 from server.scheduling.calls import InferenceCall, Sample
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
+from server.scheduling.levels import Levels
 from server.telemetry.metrics import Metrics
 from tests.support.fakes import STEPS, UNLIMITED, FakeExecutor, chosen, submit
 from tests.support.virtual_clock import virtual_loop
@@ -37,7 +38,11 @@ Scenario = Callable[[Fleet, list[FakeExecutor]], Coroutine[Any, Any, Any]]
 
 
 def run_scenario(
-    scenario: Scenario, *profiles: Profile, policy: Policy | None = None, limits: Limits = UNLIMITED
+    scenario: Scenario,
+    *profiles: Profile,
+    policy: Policy | None = None,
+    limits: Limits = UNLIMITED,
+    levels: Mapping[str, Levels] | None = None,
 ) -> Any:
     """Run a scenario against a running fleet, a device for each profile, on a virtual clock."""
     loop = virtual_loop()
@@ -49,7 +54,7 @@ def run_scenario(
         metrics = Metrics()
         fleet = Fleet(
             [
-                Dispatcher(executor, chosen(policy or greedy(8), profile), metrics, loop.time, limits)
+                Dispatcher(executor, chosen(policy or greedy(8), profile), metrics, loop.time, limits, levels=levels)
                 for executor, profile in zip(executors, profiles, strict=True)
             ],
             limits.capacity,
@@ -244,6 +249,35 @@ def test_calls_of_a_device_lost_during_a_drain_move_to_the_others() -> None:
             submit(fleet, "m", [1.0])
 
     run_scenario(scenario, STEPS, SLOW)
+
+
+def test_calls_keep_their_level_when_their_device_is_lost() -> None:
+    async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> list[list[Any]]:
+        lose(executors[0])
+        calls = [submit(fleet, "m", [float(n)], level=2) for n in range(6)]
+        calls += [submit(fleet, "m", [float(n)], level=1) for n in (10, 11)]
+        await asyncio.gather(*calls)
+        return [inputs for *_, inputs in executors[1].log]
+
+    batches = run_scenario(scenario, STEPS, STEPS, policy=greedy(1), levels={"m": Levels(2)})
+    order = [inputs[0] for inputs in batches]
+    assert sorted(order) == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 11.0]
+    assert max(order.index(10.0), order.index(11.0)) <= 3, "each device had begun with one of level 2"
+
+
+def test_a_part_of_the_places_of_all_devices_is_reserved_for_the_first_level() -> None:
+    async def scenario(fleet: Fleet, _: list[FakeExecutor]) -> None:
+        running = [submit(fleet, "m", [float(n)]) for n in range(2)]
+        await asyncio.sleep(0.001)
+        waiting = [submit(fleet, "m", [float(n)], level=2) for n in range(6)]
+        with pytest.raises(QueueFullError, match="6 of 6 places"):
+            submit(fleet, "m", [9.0], level=2)
+        waiting += [submit(fleet, "m", [9.0]) for _ in range(2)]
+        with pytest.raises(QueueFullError, match="8 of 8 places"):
+            submit(fleet, "m", [9.0])
+        await asyncio.gather(*running, *waiting)
+
+    run_scenario(scenario, STEPS, STEPS, policy=greedy(1), limits=Limits(8), levels={"m": Levels(2, 0.25)})
 
 
 def test_the_capacity_counts_waiting_requests_of_all_devices() -> None:

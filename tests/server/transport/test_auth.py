@@ -92,6 +92,11 @@ def test_a_yaml_list_has_the_same_keys_as_lines() -> None:
         ("a predict secret", "line 1: the sha256 is not 64 hexadecimal digits"),
         (f"a predict {ALICE}0", "line 1: the sha256"),
         *((f"a predict {ALICE} {rate}", "line 1: the calls_per_second") for rate in ("0", "-1", "nan", "inf", "x")),
+        *(
+            (f"a predict {ALICE} max_level={n}", "line 1: the max_level is not a whole number")
+            for n in ("0", "9", "x", "")
+        ),
+        (f"a predict {ALICE} max_level=1 max_level=2", "line 1: there are fields other than name"),
         (f"a predict {ALICE}\nb predict {ALICE}", "line 2: the key is listed a second time for predict"),
         (f"a predict x\nb admin {ALICE}\nc x {ALICE}", "line 1: .*; line 3: "),
         ("keys: secret", "not a YAML list of keys with name, scope, sha256, calls_per_second"),
@@ -137,3 +142,12 @@ def test_reloading_a_file_revokes_keys_and_keeps_token_buckets(tmp_path: Path) -
     with pytest.raises(SpecError, match="the scope is missing"):
         keys.reload()
     assert keys.admit(b"Bearer n", "predict", 0.0).name == "new", "the last keys stay in use"
+
+
+@pytest.mark.parametrize("line", ["max_level=2", "max_level=2 50", "50 max_level=2"])
+def test_a_key_may_have_a_first_level(line: str) -> None:
+    (key,) = parse_keys(f"a predict {ALICE} {line}", "f")
+    assert key.max_level == 2
+    assert key.calls_per_second == (50.0 if "50" in line else None)
+    (plain,) = parse_keys(f"a predict {ALICE}", "f")
+    assert plain.max_level == 1
