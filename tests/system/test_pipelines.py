@@ -275,7 +275,7 @@ def test_open_calls_are_bounded_by_the_capacity_of_the_queue(folder: Path) -> No
 
 def test_a_timeout_ends_the_call_and_its_steps(server: Server) -> None:
     answer = say(server, "slow", **{"X-Timeout-Ms": "300"})
-    assert answer.status == 504
+    assert answer.status in (503, 504), "503 where a late start leaves less time than the next step takes"
     until(lambda: nothing_is_left(server))
     assert say(server, "fine").json["outputs"][0] == "fine"
 
