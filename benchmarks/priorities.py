@@ -95,10 +95,6 @@ def _profile(server: Server) -> Profile:
         return parse_profile(response.read().decode(), "learned")
 
 
-def _cv(profile: Profile) -> float:
-    return sum(profile.cvs) / len(profile.cvs) if profile.cvs else 0.0
-
-
 def measure(rounds: int, seconds: float) -> dict[str, Any]:
     """Strict priority and the solved limit in turns."""
     sent, rows = bodies(MODEL, TRACE), list[dict[str, Any]]()
@@ -129,13 +125,13 @@ def measure(rounds: int, seconds: float) -> dict[str, Any]:
                 )
                 print(json.dumps(rows[-1]), flush=True)
         profile = _profile(server)
-    curve = bulk_batches(profile, rate, bound, _cv(profile))
+    curve = bulk_batches(profile, rate, bound)
     chosen = largest_bulk_batch(curve, SHARE)
     return {
         "bound_ms": 1e3 * bound,
         "interactive_hz": rate,
         "capacity_hz": profile.capacity,
-        "cv": _cv(profile),
+        "service_time_cv": profile.cvs,
         "service_time_s": list(profile.service_times),
         "rows": rows,
         "predicted": {"largest_batch": chosen.size, "share": chosen.share, "bulk_hz": chosen.throughput},
@@ -147,7 +143,7 @@ def measure(rounds: int, seconds: float) -> dict[str, Any]:
 
 
 def _point(profile: Profile, rate: float, bound: float) -> dict[str, Any]:
-    chosen = largest_bulk_batch(bulk_batches(profile, rate, bound, _cv(profile)), SHARE)
+    chosen = largest_bulk_batch(bulk_batches(profile, rate, bound), SHARE)
     kept = chosen.share >= SHARE
     return {"bound_ms": 1e3 * bound, "bulk_hz": chosen.throughput if kept else None, "largest_batch": chosen.size}
 

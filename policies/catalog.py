@@ -120,10 +120,14 @@ class ModelPolicy:
         return float(self.parameters.get("max_wait_ms", inf)) / 1e3
 
     @property
+    def unbounded(self) -> Policy:
+        """The policy without the maximum wait."""
+        return self.policy.inner if isinstance(self.policy, MaximumWait) else self.policy
+
+    @property
     def uses_slowdown(self) -> bool:
         """Whether other models on the device change the rows of the table (policies/queue/lookup.py)."""
-        policy = self.policy.inner if isinstance(self.policy, MaximumWait) else self.policy
-        return isinstance(policy, Lookup) and policy.uses_slowdown
+        return isinstance(self.unbounded, Lookup) and self.unbounded.uses_slowdown
 
     @property
     def has_max_ages(self) -> bool:
@@ -133,8 +137,7 @@ class ModelPolicy:
     @property
     def takes_margin(self) -> bool:
         """Whether the policy was solved for the response time of a share, and can be for a smaller one."""
-        policy = self.policy.inner if isinstance(self.policy, MaximumWait) else self.policy
-        return self.bounds_share and (self.has_max_ages or isinstance(policy, LimitedBulk))
+        return self.bounds_share and (self.has_max_ages or isinstance(self.unbounded, LimitedBulk))
 
     @property
     def bounds_share(self) -> bool:

@@ -179,7 +179,7 @@ class Settings(BaseSettings):
     priority_weights: _Words = Field(
         [],
         description="[MODEL=]W1,W2,...: priority levels of MODEL, or of all models; the weights of their mean response "
-        "times, the first level's first",
+        "times, the greatest first",
     )
     priority_max_wait_ms: _Words = Field(
         [],

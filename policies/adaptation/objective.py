@@ -141,10 +141,10 @@ class AgeMargin:
 
     The target is eight tenths of the requests that may be late. The margin changes by the difference between the
     measured percentile, of that share, and the bound, if the share differs from the target by two standard errors, in a
-    window with at least twenty expected late requests, or with three if far more were late, by four standard errors;
-    otherwise by half of the difference, once 200 are expected. The
-    standard error is that of as many independent requests as there were batches. One change is at most a tenth of the
-    bound, and the margin stays between 0 and 0.9 of the bound.
+    window with at least twenty expected late requests. Otherwise it changes by half of the difference, once 200 are
+    expected. It grows with three expected already, where the share is too large by four standard errors. The standard
+    error is that of as many independent requests as there were batches. One change is at most a tenth of the bound, and
+    the margin stays between 0 and 0.9 of the bound.
 
     Attributes:
         bound: response time, s.

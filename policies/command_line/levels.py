@@ -102,8 +102,7 @@ def _of_means(problem: LevelProblem) -> dict[str, Any]:
 
 
 def _beside_bulk(profile: Profile, arrival_rate: float, response_time: float, share: float) -> dict[str, Any]:
-    cv = sum(profile.cvs) / len(profile.cvs) if profile.cvs else 0.0
-    found = bulk_batches(profile, arrival_rate, response_time, cv)
+    found = bulk_batches(profile, arrival_rate, response_time)
     chosen = largest_bulk_batch(found, share)
     if chosen.share < share:
         raise SpecError(

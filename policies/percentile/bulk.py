@@ -45,19 +45,18 @@ class BulkBatches:
     throughput: float
 
 
-def bulk_batches(profile: Profile, arrival_rate: float, response_time: float, cv: float = 0.0) -> list[BulkBatches]:
+def bulk_batches(profile: Profile, arrival_rate: float, response_time: float) -> list[BulkBatches]:
     """Evaluate largest batches with bulk: all up to 16, and then some up to B_max, each at most an eighth larger.
 
     Args:
-        profile: service times by batch size.
+        profile: service times by batch size, and how they vary, 0 where it is not known.
         arrival_rate: of the first level, 1/s.
         response_time: the bound, s.
-        cv: coefficient of variation of service times.
     """
     largest, sizes = profile.max_batch_size, [1]
     while sizes[-1] < largest:
         sizes.append(min(max(sizes[-1] + 1, sizes[-1] * 9 // 8), largest))
-    factors = _factors(cv)
+    factors = _factors(sum(profile.cvs) / len(profile.cvs) if profile.cvs else 0.0)
     return [_evaluate(profile, arrival_rate, response_time, size, factors) for size in sizes]
 
 

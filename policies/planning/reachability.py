@@ -13,7 +13,6 @@ from policies.objectives.trial import Trial
 from policies.profile import Profile
 from policies.queue.table_simulator import ServiceModel, simulate_table
 from policies.rules.by_level import LimitedBulk
-from policies.rules.maximum_wait import MaximumWait
 from policies.sizing.padded import of_mixed_lengths
 from policies.solver.distributions import measured_service
 from policies.solver.model import Problem
@@ -124,7 +123,7 @@ class Neighbour:
 
 def _beside_bulk(chosen: ModelPolicy) -> list[str] | None:
     """The warnings about the objective of the first priority level; None for other policies."""
-    policy = chosen.policy.inner if isinstance(chosen.policy, MaximumWait) else chosen.policy
+    policy = chosen.unbounded
     if not isinstance(policy, LimitedBulk):
         return None
     if policy.kept_up_to >= policy.rates[-1]:

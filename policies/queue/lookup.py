@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import sqrt
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from policies.traits import ActionTable, control_limit_table
 from policies.types import Action, MaxAges, Mix, State, Wait, launch_oldest
@@ -146,6 +146,23 @@ class Lookup:
         if row.mix is not None and draw(self.seed, state.waiting[0].id, state.waiting[-1].id) < row.mix.probability:
             table = row.mix.batch_size
         return table[min(len(state.waiting), len(table) - 1)]
+
+
+_Table = TypeVar("_Table")
+
+
+def table_of(state: State, rates: Sequence[float], tables: Sequence[_Table]) -> _Table | None:
+    """The table of the rate nearest to the measured one, at first of the lowest; None below half of that.
+
+    Args:
+        state: of the queue, with the measured rate.
+        rates: of the tables, 1/s, ascending.
+        tables: one for each rate.
+    """
+    rate = state.arrival_rate if state.rates else rates[0]
+    if rate < rates[0] / 2.0:
+        return None
+    return min(zip(rates, tables, strict=True), key=lambda row: abs(row[0] - rate))[1]
 
 
 def draw(seed: int, oldest: int, newest: int) -> float:

@@ -16,6 +16,7 @@ from math import inf, isfinite
 
 from policies.percentile.bulk import bulk_batches, largest_bulk_batch
 from policies.profile import Profile
+from policies.queue.lookup import table_of
 from policies.solver.levels import LevelProblem, LevelSolution, solve_levels
 from policies.types import Action, Launch, SpecError, State, Wait, launch_oldest
 
@@ -42,10 +43,9 @@ class SmdpLevels:
 
     def decide(self, state: State, /) -> Action:
         """Return as many requests as the table says; decide again once the rate has decayed."""
-        rate = state.arrival_rate if state.rates else self.rates[0]
-        if rate < self.rates[0] / 2.0:
+        table = table_of(state, self.rates, self.tables)
+        if table is None:
             return launch_oldest(state, self.max_batch_size, self.max_batch_size)
-        table = min(zip(self.rates, self.tables, strict=True), key=lambda row: abs(row[0] - rate))[1]
         size = table.launch(waiting_by_level(state))
         return launch_oldest(state, size, self.max_batch_size) if size else Wait(state.reevaluate_at)
 
@@ -108,8 +108,7 @@ def limited_bulk(profile: Profile, response_time: float, share: float) -> Limite
         share: of the first level's requests to be within it.
     """
     rates = [load * profile.capacity for load in _FIRST_LEVEL_LOADS]
-    cv = sum(profile.cvs) / len(profile.cvs) if profile.cvs else 0.0
-    found = [largest_bulk_batch(bulk_batches(profile, rate, response_time, cv), share) for rate in rates]
+    found = [largest_bulk_batch(bulk_batches(profile, rate, response_time), share) for rate in rates]
     kept = [rate for rate, each in zip(rates, found, strict=True) if each.share >= share]
     return LimitedBulk(rates, [each.size for each in found], profile.max_batch_size, max(kept, default=0.0))
 

@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 
 from policies.profile import Profile
+from policies.queue.lookup import table_of
 from policies.rules.rule import BinnedPolicy, Rule
 from policies.sizing.bins import lengths_of, optimised_edges
 from policies.solver.distributions import Floats
@@ -43,10 +44,9 @@ class SmdpBins:
 
     def decide(self, state: State, /) -> Action:
         """Return the oldest requests of each bin, as many as the table says; decide again once the rate has decayed."""
-        rate = state.arrival_rate if state.rates else self.rates[0]
-        if rate < self.rates[0] / 2.0:
+        table = table_of(state, self.rates, self.tables)
+        if table is None:
             return launch_oldest(state, self.max_batch_size, self.max_batch_size)
-        table = min(zip(self.rates, self.tables, strict=True), key=lambda row: abs(row[0] - rate))[1]
         of = [bisect_right(self.edges, request.size) for request in state.waiting]
         left = list(table.launch([of.count(j) for j in range(len(self.edges) + 1)]))
         size = sum(left)

@@ -20,19 +20,25 @@ are lost; N grows until the average cost has settled. With b_max or more request
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from math import ceil
 
 import numpy as np
 
 from policies.profile import Profile
 from policies.solver.distributions import Floats, Ints
-from policies.solver.semi_markov import Chain, arrival_matrix, average_cost, policy_iteration, take_better
+from policies.solver.semi_markov import (
+    MAX_STATES,
+    Chain,
+    arrival_matrix,
+    average_cost,
+    inner_part,
+    policy_iteration,
+    solve_settled,
+    take_better,
+)
 from policies.types import SpecError
 
 _PRECISION = 1e-12  # of the averages
 _SETTLED = 1e-4  # relative change of the average cost from one N to the next
-_MAX_STATES = 150_000
-_GROWTH = 1.4  # of N
 
 
 @dataclass(frozen=True)
@@ -102,7 +108,7 @@ def solve_levels(problem: LevelProblem, *, settled: float = _SETTLED, limit: int
     _check(problem)
     if limit is not None:
         return _solve(_Model(problem, limit), None)
-    return _inner_part(_settle(problem, settled, _solve))
+    return _settled(problem, settled, _solve)
 
 
 def evaluate_levels(
@@ -131,7 +137,7 @@ def evaluate_levels(
 
     if limit is not None:
         return evaluate(_Model(problem, limit), None)
-    return _inner_part(_settle(problem, settled, evaluate))
+    return _settled(problem, settled, evaluate)
 
 
 def greedy_by_level(max_batch_size: int) -> Callable[[Ints], Ints]:
@@ -161,29 +167,24 @@ def _check(problem: LevelProblem) -> None:
         raise SpecError(f"the arrival rate is {rate:.6g}/s, and the device serves {most:.6g}/s; give a lower rate")
 
 
-def _settle(
-    problem: LevelProblem, settled: float, found: Callable[["_Model", LevelSolution | None], LevelSolution]
+def _settled(
+    problem: LevelProblem, settled: float, solve: Callable[["_Model", LevelSolution | None], LevelSolution]
 ) -> LevelSolution:
-    """The solution with the N at which the average cost has settled, or with the largest that fits."""
-    size, before = max(3 * problem.profile.max_batch_size, 24), None
-    while True:
-        if (size + 1) ** len(problem.weights) > _MAX_STATES:
-            if before is not None:
-                return before
-            raise SpecError(
-                f"{len(problem.weights)} levels with batches of {problem.profile.max_batch_size} have more than "
-                f"{_MAX_STATES} states; give fewer levels or a smaller largest batch"
-            )
-        solution = found(_Model(problem, size), before)
-        if before is not None and abs(solution.average_cost - before.average_cost) <= settled * solution.average_cost:
-            return solution
-        before, size = solution, ceil(_GROWTH * size)
-
-
-def _inner_part(solution: LevelSolution) -> LevelSolution:
-    """Leave out the queues near N."""
-    kept = slice(0, ceil(solution.batch_size.shape[0] / _GROWTH))
-    return replace(solution, batch_size=solution.batch_size[(kept,) * solution.batch_size.ndim])
+    """The solution with the N at which the average cost has settled, without the queues near it."""
+    levels, largest = len(problem.weights), problem.profile.max_batch_size
+    found = solve_settled(
+        levels,
+        largest,
+        settled,
+        lambda limit, before: solve(_Model(problem, limit), before),
+        lambda solution: solution.average_cost,
+    )
+    if found is None:
+        raise SpecError(
+            f"{levels} levels with batches of {largest} have more than {MAX_STATES} states; give fewer levels or a "
+            "smaller largest batch"
+        )
+    return replace(found, batch_size=inner_part(found.batch_size, levels))
 
 
 @dataclass(frozen=True)

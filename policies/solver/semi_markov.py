@@ -7,6 +7,8 @@ its own closure (tail.py). Service times lie on a grid of instants, so that arri
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil
+from typing import TypeVar
 
 import numpy as np
 import scipy
@@ -17,7 +19,11 @@ from policies.types import SpecError
 _PRECISION = 1e-8  # of the residual, relative to the costs
 _RESTART, _RESTARTS = 300, 10
 _STEPS = 60  # of policy iteration; less than ten are usual
+MAX_STATES = 150_000
+_GROWTH = 1.4  # of N, the limit of a queue
 _TIE = 1e-9  # relative difference of two costs below which the present action is kept
+
+_Solution = TypeVar("_Solution")
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,38 @@ def policy_iteration(
         values, gain = average_cost(chain, chain.cost, values)
     _, power = average_cost(chain, chain.energy) if chain.energy.any() else (values, 0.0)
     return Optimum(policy, gain, power, iterations)
+
+
+def solve_settled(
+    dimensions: int,
+    max_batch_size: int,
+    settled: float,
+    solve: Callable[[int, _Solution | None], _Solution],
+    cost_of: Callable[[_Solution], float],
+) -> _Solution | None:
+    """The solution for queues of at most N, where N grows until the average cost has settled.
+
+    If the states do not fit any more before that, it is the one with the largest N; None if the first does not fit.
+
+    Args:
+        dimensions: number of queues.
+        max_batch_size: from which N begins.
+        settled: relative change of the average cost from one N to the next at which it has settled.
+        solve: solves for N, from the solution for a smaller one.
+        cost_of: the average cost of a solution.
+    """
+    size, before = max(3 * max_batch_size, 24), None
+    while (size + 1) ** dimensions <= MAX_STATES:
+        found = solve(size, before)
+        if before is not None and abs(cost_of(found) - cost_of(before)) <= settled * abs(cost_of(found)):
+            return found
+        before, size = found, ceil(_GROWTH * size)
+    return before
+
+
+def inner_part(policy: Ints, dimensions: int) -> Ints:
+    """Leave out the queues near N, at which lost arrivals matter, of a policy whose first axes are the queues."""
+    return policy[(slice(0, ceil(policy.shape[0] / _GROWTH)),) * dimensions]
 
 
 def take_better(

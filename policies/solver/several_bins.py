@@ -22,12 +22,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
-from math import ceil
 
 import numpy as np
 
 from policies.solver.distributions import Floats, Ints
-from policies.solver.semi_markov import Chain, arrival_matrix, on_grid, policy_iteration, take_better
+from policies.solver.semi_markov import (
+    MAX_STATES,
+    Chain,
+    arrival_matrix,
+    inner_part,
+    on_grid,
+    policy_iteration,
+    solve_settled,
+    take_better,
+)
 from policies.types import SpecError
 
 BatchTime = Callable[[int, Floats], Floats]  # of a batch size and the size of its longest request, s; returns s
@@ -35,8 +43,6 @@ BatchTime = Callable[[int, Floats], Floats]  # of a batch size and the size of i
 _SETTLED = 1e-4  # relative change of the average cost from one N to the next
 _ATOMS = 48  # of the sizes in a bin
 _INSTANTS = {1: 40, 2: 40, 3: 16}  # of the grid of service times, by the number of bins
-_MAX_STATES = 150_000
-_GROWTH = 1.4  # of N
 
 
 @dataclass(frozen=True)
@@ -173,26 +179,17 @@ def solve_bins(problem: BinnedProblem, *, settled: float = _SETTLED, limit: int 
     _check(problem)
     if limit is not None:
         return _policy_iteration(_model(problem, limit), None)
-    size = max(3 * problem.max_batch_size, 24)
-    before: BinnedSolution | None = None
-    while True:
-        if (size + 1) ** problem.bins > _MAX_STATES:
-            if before is not None:
-                return _inner_part(before)
-            raise SpecError(
-                f"{problem.bins} bins with batches of {problem.max_batch_size} have more than {_MAX_STATES} states; "
-                "give fewer bins or a smaller largest batch"
-            )
-        found = _policy_iteration(_model(problem, size), before)
-        if before is not None and abs(found.gain - before.gain) <= settled * abs(found.gain):
-            return _inner_part(found)
-        before, size = found, ceil(_GROWTH * size)
 
+    def solve(limit: int, before: BinnedSolution | None) -> BinnedSolution:
+        return _policy_iteration(_model(problem, limit), before)
 
-def _inner_part(solution: BinnedSolution) -> BinnedSolution:
-    """Leave out the queues near N."""
-    kept = slice(0, ceil(solution.batch.shape[0] / _GROWTH))
-    return replace(solution, batch=solution.batch[(kept,) * (solution.batch.ndim - 1)])
+    found = solve_settled(problem.bins, problem.max_batch_size, settled, solve, lambda solution: solution.gain)
+    if found is None:
+        raise SpecError(
+            f"{problem.bins} bins with batches of {problem.max_batch_size} have more than {MAX_STATES} states; "
+            "give fewer bins or a smaller largest batch"
+        )
+    return replace(found, batch=inner_part(found.batch, problem.bins))
 
 
 def capacity(problem: BinnedProblem) -> float:

@@ -97,7 +97,9 @@ def test_auto_serves_padded_inputs_where_greedy_diverges() -> None:
     }
     assert mean["auto"] < min(mean["serial"], mean["multi-bin:2,inner=greedy"])
     assert mean["greedy"] > 10 * mean["auto"], "it forms batches that take longer"
-    assert mean["auto"] < mean["smdp"] < 1.5 * mean["auto"], "it knows what mixed batches take, but not who waits"
+    assert mean["auto"] < mean["smdp"] < 1.5 * mean["auto"], (
+        "it knows the times of mixed batches, but not which requests wait"
+    )
 
 
 def test_auto_with_a_goal_and_for_inputs_of_one_length_is_the_solved_table() -> None:
