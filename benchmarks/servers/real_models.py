@@ -14,9 +14,6 @@ import numpy as np
 from PIL import Image
 
 from batchwright import Model, Tensor
-from examples.ocr.model import Recogniser
-from examples.read_text.detector import Detector
-from examples.read_text.read import boxes_on, cut_line, fitted, read_page
 
 MAX_TOKENS = 256  # all-MiniLM-L6-v2 cuts longer texts
 CHUNK, CONTEXT, SAMPLE_RATE = 512, 64, 16_000  # of silero-vad, in audio samples
@@ -161,13 +158,19 @@ class VoiceDetector(Model):
 
 
 class Pages(Model):
-    """examples/read_text in one model: the lines of a page are detected, and recognised in one batch."""
+    """examples/read_text in one model: the lines of a page are detected, and recognised in one batch.
+
+    The example is imported where it is used, since this file is also served by versions without pipelines.
+    """
 
     inputs = {"image": Tensor("UINT8", [-1, -1, 3])}
     outputs = {"lines": Tensor("BYTES", [-1])}
 
     def load(self, device: str) -> None:
         """Load both networks."""
+        from examples.ocr.model import Recogniser
+        from examples.read_text.detector import Detector
+
         self._detector: Any = Detector()
         self._recogniser: Any = Recogniser()
         both: tuple[Any, ...] = self._detector, self._recogniser
@@ -177,6 +180,8 @@ class Pages(Model):
 
     def decode(self, body: bytes, content_type: str) -> dict[str, Any]:
         """The pixels of a page."""
+        from examples.read_text.read import read_page
+
         return {"image": np.asarray(read_page(body))}
 
     def run(self, image: Any) -> dict[str, Any]:
@@ -184,6 +189,8 @@ class Pages(Model):
         return {"lines": [self._read(Image.fromarray(each)) for each in image]}
 
     def _read(self, page: Any) -> list[bytes]:
+        from examples.read_text.read import boxes_on, cut_line, fitted
+
         whole, ratio = fitted(page)
         (found,) = self._detector.run(whole[None])["boxes"]
         lines = [cut_line(page, box) for box in boxes_on(page, found, ratio)]
