@@ -14,7 +14,7 @@ from rich.console import Console
 
 from loadgen import client, history, live_run, processes
 from loadgen.history import RunResult
-from loadgen.levels import LEVELS_USAGE, draw_levels
+from loadgen.levels import LEVELS_USAGE, draw_levels, parse_levels
 from loadgen.live_run import LoadTarget
 from loadgen.page import render_report_page
 from loadgen.plots import plot_runs
@@ -24,7 +24,7 @@ from loadgen.report import Record, RunObjective, make_report, outcome_from_recor
 from loadgen.run_settings import hide_password, run_settings
 from loadgen.schedule import ARRIVALS_USAGE, RELATIVE_ARRIVALS, Schedule, make_schedule
 from loadgen.sizes import SIZES_USAGE, draw_request_lengths, simulated_profile, whole_lengths
-from loadgen.tables import comparison_table, report_table, step_table
+from loadgen.tables import comparison_table, level_table, report_table, step_table
 from policies.catalog import by_stages, in_stages
 from policies.command_line.common import (
     INTERRUPTED,
@@ -38,8 +38,9 @@ from policies.command_line.common import (
 )
 from policies.cpus import available_cpus
 from policies.files import open_atomically, write_atomically
-from policies.planning.simulation import RequestSizes, Simulation
+from policies.planning.simulation import RequestLevels, RequestSizes, Simulation
 from policies.profile import load_profile
+from policies.rules.by_level import parse_weights
 from policies.sample_file import SAMPLE_USAGE, file_of
 from policies.sizing.size_distributions import LONGEST_REQUEST
 from policies.types import SpecError
@@ -52,7 +53,7 @@ GROUPS = {
     "Arrivals": ("rate", "duration", "arrivals", "seed"),
     "Requests": ("model", "image", "pixels", "body", "sample", "sizes", "size_scale", "levels"),
     "Server": ("api_key", "give_up_after", "processes_", "precise"),
-    "Policies and simulation": ("compare", "simulate", "policy", "stages", "bin_error"),
+    "Policies and simulation": ("compare", "simulate", "policy", "stages", "bin_error", "priority_weights"),
     "Report": ("slo_ms", "w1", "w2", "output", "plot", "report_", "json_"),
 }
 _EXAMPLES = examples(
@@ -132,7 +133,14 @@ def generate_load(
     size_scale: Annotated[
         float, typer.Option(help="With --sizes: factor on the sizes; they are rounded up, except in s.")
     ] = 1.0,
-    levels: Annotated[str | None, typer.Option(help=f"For a server: {LEVELS_USAGE}.")] = None,
+    levels: Annotated[str | None, typer.Option(help=f"{LEVELS_USAGE}.")] = None,
+    priority_weights: Annotated[
+        str | None,
+        typer.Option(
+            help="With --simulate and --levels: W1,W2,..., as for serve-model; without them the policy does not know "
+            "the levels, and a batch is filled by level."
+        ),
+    ] = None,
     bin_error: Annotated[
         float,
         typer.Option(
@@ -236,7 +244,8 @@ def generate_load(
             "--image and --pixels exclude each other; leave one out": pixels and image is not None,
             "--sample is for a server; leave it out": not is_live and sample is not None,
             "--body is for a server; leave it out": not is_live and bool(body),
-            "--levels is for a server; leave it out": not is_live and levels is not None,
+            "--priority-weights is for --simulate; give it to serve-model": is_live and priority_weights is not None,
+            "--priority-weights is for --levels; add --levels S1,S2": priority_weights is not None and levels is None,
             "--body excludes --image, --pixels, --sample and --sizes; leave them out": bool(body)
             and (pixels or any(each is not None for each in (image, sample, sizes))),
             "--sample excludes --image and --pixels; leave them out": sample is not None
@@ -274,6 +283,7 @@ def generate_load(
         "sizes": sizes if size_scale == 1.0 else f"{sizes}, times {size_scale:g}",
         "bin error": f"{bin_error:g}" if bin_error else None,
         "levels": levels,
+        "priority weights": priority_weights,
     }
     objective = RunObjective(inf if slo_ms is None else slo_ms / 1e3, w1, w2)
     schedule = make_schedule(arrivals, rate, duration, seed)
@@ -309,7 +319,12 @@ def generate_load(
         )
         first, *others = simulate.split(",")
         fleet = tuple(load_profile(name) for name in others)
-        _run_simulated(job, Simulation(simulated_profile(first, known, specs), "", model or "", stages, known, fleet))
+        drawn_levels = None
+        if levels is not None:
+            at = [level for level, _ in draw_levels(levels, len(schedule.instants), seed)]
+            drawn_levels = RequestLevels(at, parse_levels(levels), _weights(priority_weights, levels))
+        profile = simulated_profile(first, known, specs)
+        _run_simulated(job, Simulation(profile, "", model or "", stages, known, fleet, drawn_levels))
 
 
 def _refuse(reasons: dict[str, bool]) -> None:
@@ -330,6 +345,16 @@ def _is_key(key: str | None) -> bool:
     return key is None or (key.isascii() and key.isprintable() and " " not in key)
 
 
+def _weights(text: str | None, levels: str) -> str | None:
+    """The weights of the levels as a policy takes them."""
+    if text is None:
+        return None
+    weights, count = parse_weights(text), len(parse_levels(levels))
+    if len(weights) != count:
+        raise SpecError(f"--priority-weights {text}: give {count} weights, one for each of --levels {levels}")
+    return text.replace(",", ":")
+
+
 def _run_simulated(job: _Job, device: Simulation) -> None:
     instants = job.schedule.instants
     runs = {spec: replace(device, spec=spec, model=device.model or device.profile.model) for spec in job.specs}
@@ -338,7 +363,7 @@ def _run_simulated(job: _Job, device: Simulation) -> None:
     for spec, simulation in runs.items():
         with Console(stderr=True, quiet=quiet).status(f"simulating {spec}", refresh_per_second=1):
             done = simulation.run(instants)
-        figures = make_report(outcome_from_run(done), job.schedule.duration, job.objective)
+        figures = make_report(outcome_from_run(done, device.levels is not None), job.schedule.duration, job.objective)
         results.append(RunResult(spec, figures, history.history_from_run(done, instants)))
     if any(map(by_stages, job.specs)) and device.sizes is None and not job.json:
         over = in_stages("lazy", device.profile, device.stages).stage_overhead
@@ -488,6 +513,8 @@ def _report(job: _Job, results: Sequence[RunResult], errors: list[SpecError]) ->
         console.print(
             comparison_table(reports, job.objective) if job.compare else report_table(results[0].report, job.objective)
         )
+        if (by_level := level_table(reports)) is not None:
+            console.print("\nby priority level; response times in ms", by_level, sep="\n")
         if any(steps.values()):
             console.print("\nby step of the arrival rate; response times in ms", step_table(steps), sep="\n")
     title = _title(job)

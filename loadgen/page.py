@@ -69,7 +69,17 @@ def _table(results: Sequence[RunResult]) -> str:
         values = [dict[str, Any](result.report).get(key) for result in results]
         if any(value is not None for value in values):
             rows.append(_row(", ".join(filter(None, (label, unit))), values, key in _LESS_IS_BETTER))
+    rows += _level_rows(results)
     return f"<thead><tr><td></td>{head}</tr></thead><tbody>{counts}{''.join(rows)}</tbody>"
+
+
+def _level_rows(results: Sequence[RunResult]) -> Iterator[str]:
+    """Rows of the mean and the 95th percentile of each priority level; none without levels."""
+    found = [{each["level"]: each for each in result.report.get("levels", ())} for result in results]
+    for level in sorted({level for each in found for level in each}):
+        known = [each.get(level) for each in found]
+        yield _row(f"level {level}, mean, ms", [each and each["mean_ms"] for each in known], True)
+        yield _row(f"level {level}, 95 % within, ms", [each and each["p95_ms"] for each in known], True)
 
 
 def _row(label: str, values: Sequence[float | None], less_is_better: bool) -> str:

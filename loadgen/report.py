@@ -85,7 +85,7 @@ _NO_OBJECTIVE = RunObjective()
 
 
 class LevelReport(TypedDict):
-    """Response times of the answered requests of one priority level."""
+    """Response times of the answered requests of one priority level, and the share of them within the SLO."""
 
     level: int
     ok: int
@@ -93,6 +93,7 @@ class LevelReport(TypedDict):
     p50_ms: float
     p95_ms: float
     p99_ms: float
+    slo_attainment: float | None
 
 
 class Report(TypedDict):
@@ -164,6 +165,7 @@ def simulated_records(services: Iterable[tuple[Station, Service]]) -> Iterator[R
                 waiting=request.started - request.arrival,
                 service=service.finish - request.started,
                 energy=energies.pop(request.id, None),
+                level=None if station.batcher.level_shares(request.kind.model) is None else request.level,
             )
 
 
@@ -193,8 +195,9 @@ def outcome_from_records(records: Sequence[Record]) -> RunOutcome:
     )
 
 
-def outcome_from_run(run: Run) -> RunOutcome:
-    """Make the outcome of a simulated run."""
+def outcome_from_run(run: Run, by_level: bool = False) -> RunOutcome:
+    """Make the outcome of a simulated run, also by priority level where its requests have several."""
+    levels = run.levels if by_level else None
     return RunOutcome(
         scheduled=run.scheduled,
         responses=run.responses,
@@ -202,6 +205,7 @@ def outcome_from_run(run: Run) -> RunOutcome:
         elapsed=run.elapsed,
         mean_batch_size=float(run.batch_sizes.mean()) if len(run.batch_sizes) else None,
         energy=None if run.energies is None else float(run.energies.sum()),
+        levels={} if levels is None else {int(each): run.responses[levels == each] for each in np.unique(levels)},
     )
 
 
@@ -240,19 +244,20 @@ def make_report(outcome: RunOutcome, duration: float, objective: RunObjective = 
     if outcome.cpu_time is not None:
         report["cpu_per_request_ms"] = 1e3 * outcome.cpu_time
     if outcome.levels:
-        report["levels"] = [_of_level(level, 1e3 * responses) for level, responses in outcome.levels.items()]
+        report["levels"] = [_of_level(level, found, objective.slo) for level, found in outcome.levels.items()]
     return report
 
 
-def _of_level(level: int, ms: NDArray[np.float64]) -> LevelReport:
-    p50, p95, p99 = np.percentile(ms, (50, 95, 99)).tolist()
+def _of_level(level: int, responses: NDArray[np.float64], slo: float) -> LevelReport:
+    p50, p95, p99 = np.percentile(1e3 * responses, (50, 95, 99)).tolist()
     return {
         "level": level,
-        "ok": len(ms),
-        "mean_ms": float(ms.mean()),
+        "ok": len(responses),
+        "mean_ms": 1e3 * float(responses.mean()),
         "p50_ms": p50,
         "p95_ms": p95,
         "p99_ms": p99,
+        "slo_attainment": None if slo == inf else float((responses <= slo).mean()),
     }
 
 

@@ -50,6 +50,15 @@ _STEP_COLUMNS: Mapping[str, str] = {
     "energy_per_request_mj": "mJ",
     "mean_power_w": "W",
 }
+_LEVEL_COLUMNS: Mapping[str, str] = {
+    "level": "level",
+    "ok": "answered",
+    "mean_ms": "mean ms",
+    "p50_ms": "median",
+    "p95_ms": "95 %",
+    "p99_ms": "99 %",
+    "slo_attainment": "within SLO",
+}
 
 _MIN_NAME_WIDTH = 16  # terminal columns for a policy's spec, or its length if shorter
 
@@ -68,10 +77,6 @@ def report_table(content: Report, objective: RunObjective) -> Table:
     for key, (label, unit) in ROWS.items():
         if values.get(key) is not None and (key != "cost" or objective.w2):
             grid.add_row(label, figure(values[key]), unit)
-    for each in content.get("levels", ()):
-        grid.add_row(f"level {each['level']}: answered", str(each["ok"]), "")
-        grid.add_row("  mean", figure(each["mean_ms"]), "ms")
-        grid.add_row("  95 % within", figure(each["p95_ms"]), "ms")
     return grid
 
 
@@ -103,6 +108,24 @@ def step_table(rows: Mapping[str, Sequence[StepFigures]]) -> Table:
     for spec, steps in values.items():
         for step in steps:
             grid.add_row(*((spec,) if named else ()), *(figure(step[key]) for key in shown))
+    return grid
+
+
+def level_table(rows: Mapping[str, Report]) -> Table | None:
+    """Table with one row per policy spec and priority level; None without levels."""
+    levels: list[tuple[str, Mapping[str, Any]]] = [
+        (spec, {**each}) for spec, content in rows.items() for each in content.get("levels", ())
+    ]
+    if not levels:
+        return None
+    grid = Table(box=None, pad_edge=False)
+    shown = [key for key in _LEVEL_COLUMNS if any(each[key] is not None for _, each in levels)]
+    if len(rows) > 1:
+        grid.add_column("policy")
+    for key in shown:
+        grid.add_column(_LEVEL_COLUMNS[key], justify="right")
+    for spec, each in levels:
+        grid.add_row(*((spec,) if len(rows) > 1 else ()), *(figure(each[key]) for key in shown))
     return grid
 
 

@@ -28,7 +28,7 @@ from policies.command_line.common import (
     run,
     writing,
 )
-from policies.command_line.levels import check_level_flags, show_levels
+from policies.command_line.levels import check_level_flags, show_level_plan, show_levels
 from policies.command_line.options import (
     SolveOptions,
     bounds_of,
@@ -277,9 +277,13 @@ def solve_policy(
         rate = rate_of(1.0, arrival_rate, None)
         if steps := parse_steps(profile):
             reject_if(output is not None, "--output writes one policy: leave it out for the models of a pipeline")
+            reject_if(priority_weights is not None, "--priority-weights plans one model: leave it out for a pipeline")
             show_pipeline_plan([(*options_of(name), number) for name, number in steps], rate, spare, as_json)
             return
         options, price = options_of(profile)
+        if priority_weights is not None and priority_shares is not None:
+            show_level_plan(options.at(rate), priority_weights, priority_shares, spare, as_json)
+            return
         show_plan(options.at(rate), price, spare, output, as_json)
         return
     options, _ = options_of(profile)

@@ -2,18 +2,22 @@
 
 import json
 from collections.abc import Sequence
-from math import isclose
+from dataclasses import replace
+from math import inf
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from policies.command_line.options import SolveOptions
 from policies.percentile.ages import ResponseBounds
 from policies.percentile.bulk import bulk_batches, largest_bulk_batch
+from policies.planning.devices import keeps
+from policies.planning.level_plan import LevelDemand, plan_levels, simulate_level_device
 from policies.profile import Profile
-from policies.rules.by_level import parse_weights
+from policies.rules.by_level import parse_shares, parse_weights
 from policies.solver.levels import LevelProblem, evaluate_levels, greedy_by_level, solve_levels
 from policies.types import SpecError
 
@@ -23,6 +27,8 @@ _OPTIONS = frozenset(
         *("slo_p95_ms", "slo_share", "as_json"),
     )
 )
+_SIMULATED_REQUESTS = 100_000  # of one device of a plan
+_PLAN_OPTIONS = frozenset(("plan", "spare", "simulate", "seed"))
 
 
 def check_level_flags(given: Sequence[str]) -> None:
@@ -34,10 +40,12 @@ def check_level_flags(given: Sequence[str]) -> None:
     if missing := {"priority_weights", "priority_shares"} - set(given):
         flag = f"--{missing.pop().replace('_', '-')}"
         raise SpecError(f"{flag} is missing: give --priority-weights W1,W2 and --priority-shares S1,S2")
+    taken = _OPTIONS | (_PLAN_OPTIONS if "plan" in given else frozenset())
     for name in given:
-        if name not in _OPTIONS:
+        if name not in taken:
             flag = f"--{name.replace('_', '-').strip('-')}"
-            raise SpecError(f"--priority-weights does not take {flag}: leave {flag} out")
+            remedy = f"add --plan, or leave {flag} out" if name in _PLAN_OPTIONS else f"leave {flag} out"
+            raise SpecError(f"--priority-weights does not take {flag}: {remedy}")
 
 
 def show_levels(options: SolveOptions, weights: str, shares: str, as_json: bool) -> None:
@@ -53,8 +61,7 @@ def show_levels(options: SolveOptions, weights: str, shares: str, as_json: bool)
         SpecError: weights or shares are malformed, or the problem cannot be solved.
     """
     problem, bound = options.problem, options.bound
-    profile, each = problem.truncated_profile, parse_weights(weights)
-    parts = _parse_shares(shares, len(each))
+    profile, each, parts = _parsed(options, weights, shares)
     fields: dict[str, Any] = {
         "profile": profile.name,
         "arrival_rate_hz": problem.arrival_rate,
@@ -65,10 +72,8 @@ def show_levels(options: SolveOptions, weights: str, shares: str, as_json: bool)
     began = perf_counter()
     if bound is None:
         fields |= _of_means(LevelProblem(profile, tuple(s * problem.arrival_rate for s in parts), each, problem.w2))
-    elif isinstance(bound, ResponseBounds) and len(bound.shares) == 1:
-        fields |= _beside_bulk(profile, parts[0] * problem.arrival_rate, *bound.shares[0])
     else:
-        raise SpecError("the bound of priority levels is one percentile, of level 1: give --slo-p95-ms or --slo-share")
+        fields |= _beside_bulk(profile, parts[0] * problem.arrival_rate, *_percentile(options))
     fields["solve_time_ms"] = round(1e3 * (perf_counter() - began), 3)
     if as_json:
         print(json.dumps(fields))
@@ -82,6 +87,92 @@ def show_levels(options: SolveOptions, weights: str, shares: str, as_json: bool)
         for size, share_within, throughput in fields["by_largest_batch"]:
             table.add_row(str(size), f"{share_within:.4f}", f"{throughput:.1f}")
         console.print(table)
+
+
+def show_level_plan(options: SolveOptions, weights: str, shares: str, spare: int, as_json: bool) -> None:
+    """Plan the devices for the levels, and print the plan.
+
+    Args:
+        options: the problem, with the arrival rate of all levels, and the bound.
+        weights: of the levels, W1,W2,...
+        shares: of the levels in the arrivals, S1,S2,...
+        spare: devices that may be out of service.
+        as_json: whether to print a JSON object.
+
+    Raises:
+        SpecError: weights or shares are malformed, or no number of devices is enough.
+    """
+    rate = options.problem.arrival_rate
+    profile, _, parts = _parsed(options, weights, shares)
+    limit, share = _percentile(options)
+    demand = LevelDemand(profile, parts[0] * rate, (1.0 - parts[0]) * rate, limit, share)
+    requests = options.simulate or _SIMULATED_REQUESTS
+    with Console(stderr=True).status("planning"):
+        plan = plan_levels(demand, spare)
+        simulated = simulate_level_device(demand, plan.devices, requests, options.seed)
+    of_first, of_bulk = (simulated.responses[(simulated.levels == 1) == first] for first in (True, False))
+    if not len(of_first) or not len(of_bulk):
+        raise SpecError(f"--simulate {requests} has no requests of one of the levels: give a larger number")
+    fields: dict[str, Any] = {
+        "profile": profile.name,
+        "arrival_rate_hz": rate,
+        "bound": options.bound_entry,
+        "devices": plan.devices,
+        "spare": spare,
+        "candidates": [
+            {
+                "devices": devices,
+                "bound_kept": demand.is_kept(devices, found),
+                "largest_batch_with_bulk": found.size,
+                "share_within": found.share,
+                "bulk_throughput_hz": devices * found.throughput,
+            }
+            for devices, found in plan.tried
+        ],
+        "simulated": {
+            "share_within": float(np.mean(of_first <= limit)),
+            "p95_ms": 1e3 * float(np.quantile(of_first, 0.95)),
+            "bulk_mean_ms": 1e3 * float(of_bulk.mean()),
+            "bulk_p95_ms": 1e3 * float(np.quantile(of_bulk, 0.95)),
+            "bound_kept": keeps(replace(simulated, responses=of_first), ResponseBounds(((limit, share),))),
+        },
+    }
+    if as_json:
+        print(json.dumps(fields))
+    else:
+        _print_plan(fields)
+
+
+def _print_plan(fields: dict[str, Any]) -> None:
+    table = Table("devices", "kept", "largest with bulk", "level 1 within", "bulk at most, 1/s", box=None)
+    for row in fields["candidates"]:
+        found = f"{row['share_within']:.4f}", f"{row['bulk_throughput_hz']:.1f}"
+        kept = "yes" if row["bound_kept"] else "no"
+        table.add_row(str(row["devices"]), kept, str(row["largest_batch_with_bulk"]), *found)
+    Console().print(table)
+    if fields["spare"]:
+        print(f"Without {fields['spare']} of the {fields['devices']} devices the bound is kept, too.")
+    means = fields["simulated"]
+    print(
+        f"Simulated with {fields['devices']}: {means['share_within']:.2%} of level 1 in time, "
+        f"p95 {means['p95_ms']:.4g} ms; bulk {means['bulk_mean_ms']:.4g} ms, p95 {means['bulk_p95_ms']:.4g} ms"
+    )
+    if not means["bound_kept"]:
+        print("In the simulation the bound is not kept; plan with a smaller bound.")
+
+
+def _parsed(options: SolveOptions, weights: str, shares: str) -> tuple[Profile, tuple[float, ...], tuple[float, ...]]:
+    """The profile of a device, and the weights and shares of the levels."""
+    each = parse_weights(weights)
+    return options.problem.truncated_profile, each, parse_shares("--priority-shares", shares, len(each), len(each))
+
+
+def _percentile(options: SolveOptions) -> tuple[float, float]:
+    """Response time, s, and share of the one percentile that is bounded."""
+    bound = options.bound
+    if not (isinstance(bound, ResponseBounds) and len(bound.shares) == 1 and bound.mean == inf):
+        raise SpecError("the bound of priority levels is one percentile, of level 1: give --slo-p95-ms or --slo-share")
+    return bound.shares[0]
 
 
 def _of_means(problem: LevelProblem) -> dict[str, Any]:
@@ -117,13 +208,3 @@ def _beside_bulk(profile: Profile, arrival_rate: float, response_time: float, sh
         "bulk_throughput_alone_hz": profile.capacity,
         "by_largest_batch": [[each.size, each.share, each.throughput] for each in found],
     }
-
-
-def _parse_shares(text: str, levels: int) -> tuple[float, ...]:
-    try:
-        shares = tuple(float(word) for word in text.split(","))
-    except ValueError:
-        shares = ()
-    if len(shares) != levels or not all(share > 0.0 for share in shares) or not isclose(sum(shares), 1.0, rel_tol=1e-6):
-        raise SpecError(f"--priority-shares {text}: give {levels} numbers above 0 that sum to 1, one for each level")
-    return shares

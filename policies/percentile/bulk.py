@@ -45,19 +45,27 @@ class BulkBatches:
     throughput: float
 
 
-def bulk_batches(profile: Profile, arrival_rate: float, response_time: float) -> list[BulkBatches]:
-    """Evaluate largest batches with bulk: all up to 16, and then some up to B_max, each at most an eighth larger.
+def bulk_batches(
+    profile: Profile, arrival_rate: float, response_time: float, sizes: Sequence[int] = ()
+) -> list[BulkBatches]:
+    """Evaluate largest batches with bulk.
 
     Args:
         profile: service times by batch size, and how they vary, 0 where it is not known.
         arrival_rate: of the first level, 1/s.
         response_time: the bound, s.
+        sizes: of these largest batches; empty: all up to 16, and then some up to B_max, each at most an eighth larger.
     """
-    largest, sizes = profile.max_batch_size, [1]
-    while sizes[-1] < largest:
-        sizes.append(min(max(sizes[-1] + 1, sizes[-1] * 9 // 8), largest))
+    sizes = sizes or _sizes(profile.max_batch_size)
     factors = _factors(sum(profile.cvs) / len(profile.cvs) if profile.cvs else 0.0)
     return [_evaluate(profile, arrival_rate, response_time, size, factors) for size in sizes]
+
+
+def _sizes(largest: int) -> list[int]:
+    sizes = [1]
+    while sizes[-1] < largest:
+        sizes.append(min(max(sizes[-1] + 1, sizes[-1] * 9 // 8), largest))
+    return sizes
 
 
 def largest_bulk_batch(found: Sequence[BulkBatches], share: float) -> BulkBatches:

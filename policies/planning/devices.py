@@ -37,9 +37,9 @@ from policies.types import BatchKey, Launch, Request, SpecError
 
 _IDLE = 1e-4  # load at which a request is nearly always alone
 _MAX_EVALUATIONS = 4_000_000  # of the expected delay of a device, in the simulation of a fleet
-_MAX_DEVICES = 1000  # that can be simulated
+MAX_DEVICES = 1000  # that can be simulated
 # By routing, the most devices: with more, each serves so few requests that the initial transient would matter.
-ROUTINGS = {"random": _MAX_DEVICES, "least expected": 100}
+ROUTINGS = {"random": MAX_DEVICES, "least expected": 100}
 _TOLERANCE = 1.01  # of the bound in a simulation, since it was itself chosen by one
 _MAX_TRIED = 100  # feasible numbers of devices to evaluate
 
@@ -139,11 +139,11 @@ def plan_capacity(planning: CapacityProblem, on_trial: Callable[[int], None] = l
         return tried[devices]
 
     _check_reachable(planning)
-    first = _fewest(lambda n: at(n).kept, floor(build_model(planning.problem).load) + 1) + planning.spare
-    if first > _MAX_DEVICES:
+    first = fewest(lambda n: at(n).kept, floor(build_model(planning.problem).load) + 1) + planning.spare
+    if first > MAX_DEVICES:
         raise SpecError(
             f"{planning.problem.arrival_rate:g} requests per second need {first} devices, spare ones included, above "
-            f"the maximum of {_MAX_DEVICES} for a plan: plan for a fraction of the rate and scale the number of devices"
+            f"the maximum of {MAX_DEVICES} for a plan: plan for a fraction of the rate and scale the number of devices"
         )
     best = at(first)
     for n in count(first + 1):
@@ -176,7 +176,7 @@ def _fastest_first(problem: Problem) -> Problem:
     return replace(problem, profile=replace(profile.charged, energies=(0.0,) * profile.max_batch_size))
 
 
-def _fewest(keeps: Callable[[int], bool], low: int) -> int:
+def fewest(keeps: Callable[[int], bool], low: int) -> int:
     """Return the least feasible number from `low` on, by doubling steps and bisection; feasibility is monotone."""
     missed, found, step = low - 1, low, 1
     while not keeps(found):

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import cycle
 from math import inf
 
 import numpy as np
+from numpy.typing import NDArray
 
 from policies.catalog import ModelPolicy, combine, rate_time_constant
 from policies.planning.savings import Savings, savings
@@ -30,6 +31,8 @@ class Traffic:
         rate: arrivals a second.
         lengths: of some of its requests; empty where they do not differ.
         ratios: service times of consecutive batches over their means, at least one.
+        levels: share of each priority level in the arrivals, and the time, s, from which a request precedes all
+            levels; the first level first. Empty for one level.
     """
 
     chosen: ModelPolicy
@@ -37,6 +40,7 @@ class Traffic:
     rate: float
     lengths: Sequence[float] = ()
     ratios: Sequence[float] = (1.0,)
+    levels: Sequence[tuple[float, float]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +52,14 @@ class Prediction:
         p95: 95th percentile of it, s.
         batch_size: mean batch size.
         savings: what a goal would save at this rate; None where that is not known.
+        levels: mean and 95th percentile of each priority level that had requests, s; empty for one level.
     """
 
     mean: float
     p95: float
     batch_size: float
     savings: Savings | None = None
+    levels: Mapping[int, tuple[float, float]] = field(default_factory=dict)
 
 
 def predict(models: Mapping[str, Traffic], seed: int = 0) -> dict[str, Prediction]:
@@ -81,6 +87,7 @@ def predict(models: Mapping[str, Traffic], seed: int = 0) -> dict[str, Predictio
     policy, monitor = combine({model: _unused(each) for model, each in served.items()})
     largest = {model: each.profile.max_batch_size for model, each in served.items()}
     responses: dict[str, list[float]] = {model: [] for model in served}
+    levels: dict[str, list[int]] = {model: [] for model in served}
     sizes: dict[str, list[int]] = {model: [] for model in served}
 
     ratios = {model: cycle(each.ratios) for model, each in served.items()}
@@ -93,17 +100,20 @@ def predict(models: Mapping[str, Traffic], seed: int = 0) -> dict[str, Predictio
 
     first = duration * _FIRST
     tokens = {model: each.profile.max_batch_tokens for model, each in served.items()}
-    for service in simulate(Batcher(policy, largest, monitor, tokens), requests, service_time):
+    counts = {model: max(1, len(each.levels)) for model, each in served.items()}
+    for service in simulate(Batcher(policy, largest, monitor, tokens, counts), requests, service_time):
         if service.start < first:
             continue
         model = service.launch.requests[0].kind.model
         sizes[model].append(len(service.launch.requests))
         responses[model] += [service.finish - request.arrival for request in service.finished]
+        if served[model].levels:
+            levels[model] += [request.level for request in service.finished]
     alone = len(served) == 1
     return {
-        model: Prediction(
-            float(np.mean(found)),
-            float(np.quantile(found, 0.95)),
+        model: from_responses(
+            found,
+            levels[model],
             float(np.mean(sizes[model])),
             savings(replace(served[model].chosen, profile=served[model].profile), served[model].rate)
             if alone
@@ -112,6 +122,26 @@ def predict(models: Mapping[str, Traffic], seed: int = 0) -> dict[str, Predictio
         for model, found in responses.items()
         if found
     }
+
+
+def from_responses(
+    responses: Sequence[float], levels: Sequence[int], batch_size: float, saved: Savings | None = None
+) -> Prediction:
+    """The figures of some requests.
+
+    Args:
+        responses: their response times, s, at least one.
+        levels: their priority levels; empty where the model has one.
+        batch_size: mean batch size.
+        saved: what a goal would save.
+    """
+    times, of = np.array(responses), np.array(levels)
+    by_level = {level: _mean_and_p95(times[of == level]) for level in np.unique(of).tolist()}
+    return Prediction(*_mean_and_p95(times), batch_size, saved, by_level)
+
+
+def _mean_and_p95(times: NDArray[np.float64]) -> tuple[float, float]:
+    return float(times.mean()), float(np.quantile(times, 0.95))
 
 
 def _requests(model: str, traffic: Traffic, duration: float, rng: np.random.Generator) -> list[Request]:
@@ -123,6 +153,10 @@ def _requests(model: str, traffic: Traffic, duration: float, rng: np.random.Gene
         size = traffic.profile.time_alone(length)
         kind = traffic.chosen.kind(model, size)
         made.append(Request(0, arrival, kind, arrival + traffic.chosen.slo, inf, size, 1, length, length=length))
+    if traffic.levels:
+        shares, max_waits = zip(*traffic.levels, strict=True)
+        for request, place in zip(made, rng.choice(len(shares), count, p=shares).tolist(), strict=True):
+            request.level, request.urgent_from = place + 1, request.arrival + max_waits[place]
     return made
 
 

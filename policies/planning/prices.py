@@ -10,6 +10,7 @@ from policies.types import SpecError
 _PLAN_OPTIONS = (
     *("profile", "plan", "arrival_rate", "slo_mean_ms", "slo_p95_ms", "slo_share", "no_mix", "min_batch_size"),
     *("max_batch_size", "service_distribution", "resource", "simulate", "seed", "output", "as_json"),
+    *("priority_weights", "priority_shares"),
 )
 _PLAN_ONLY = ("spare", "device_price", "idle_power_w", "power_price")
 

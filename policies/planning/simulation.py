@@ -36,6 +36,21 @@ class RequestSizes:
 
 
 @dataclass(frozen=True)
+class RequestLevels:
+    """Priority levels of the requests of a run.
+
+    Attributes:
+        levels: level of each request in order of arrival; 1 is the first.
+        shares: of the levels in the arrivals, the first level first, for which policies are solved.
+        weights: of the levels' mean response times, W1:W2:...; None for policies that do not know the levels.
+    """
+
+    levels: Sequence[int]
+    shares: Sequence[float]
+    weights: str | None = None
+
+
+@dataclass(frozen=True)
 class Simulation:
     """Simulation of a policy on one device or several; each run starts from an empty queue and an unused monitor.
 
@@ -47,6 +62,7 @@ class Simulation:
         sizes: sizes of the requests if they differ; multi-bin policies know them on arrival.
         others: profiles of further devices. Each device has its own queue and arrival rate estimate; a request goes to
             the device with the shortest expected delay.
+        levels: priority levels of the requests; None for one level.
     """
 
     profile: Profile
@@ -55,6 +71,7 @@ class Simulation:
     stages: int | None = None
     sizes: RequestSizes | None = None
     others: Sequence[Profile] = ()
+    levels: RequestLevels | None = None
 
     def run(self, instants: Instants) -> Run:
         """Simulate one request per arrival instant (s, sorted, at least one).
@@ -62,7 +79,7 @@ class Simulation:
         Raises:
             SpecError: the spec cannot be used with this profile, or the profiles cannot be combined.
         """
-        if self.sizes is None and not self.others:
+        if self.sizes is None and self.levels is None and not self.others:
             return simulate_policy(self._chosen(self.profile), instants, self.model)
         return run_fleet(*self._served(instants)).whole
 
@@ -77,8 +94,11 @@ class Simulation:
         if self.sizes is not None:
             devices = [SimulatedDeviceOfLengths(self.profile)]
             requests = _requests_of_sizes(chosen[0], instants, self.model, self.sizes)
+        for request, level in zip(requests, () if self.levels is None else self.levels.levels, strict=False):
+            request.level = level
+        count = 1 if self.levels is None else len(self.levels.shares)
         stations = [
-            Station(_batcher(each, self.model), device.service_time, device.energy)
+            Station(_batcher(each, self.model, count), device.service_time, device.energy)
             for each, device in zip(chosen, devices, strict=True)
         ]
         return stations, requests, shortest_expected_delay(stations, [{self.model: each.profile} for each in chosen])
@@ -87,6 +107,8 @@ class Simulation:
         """Policy of each device: solved once per profile, with a separate monitor per device."""
         if self.others and self.sizes is not None:
             raise SpecError("requests of different sizes are simulated on one device: leave --sizes out, or name one")
+        if self.others and self.levels is not None:
+            raise SpecError("priority levels are simulated on one device: leave --levels out, or name one")
         profiles = (self.profile, *self.others)
         known = {profile: self._chosen(profile) for profile in profiles}
         stages = sorted({chosen.profile.stages for chosen in known.values()})
@@ -97,14 +119,20 @@ class Simulation:
         return [replace(known[profile], monitor=deepcopy(known[profile].monitor)) for profile in profiles]
 
     def _chosen(self, profile: Profile) -> ModelPolicy:
+        chosen = self._chosen_for_sizes(profile)
+        return chosen if self.levels is None else chosen.with_solved_shares(self.levels.shares)
+
+    def _chosen_for_sizes(self, profile: Profile) -> ModelPolicy:
+        weights = None if self.levels is None else self.levels.weights
+        defaults = {} if weights is None else {"priority_weights": weights}
         if self.sizes is None:
-            return _without_sizes(choose(self.spec, in_stages(self.spec, profile, self.stages)))
+            return _without_sizes(choose(self.spec, in_stages(self.spec, profile, self.stages), defaults))
         if not profile.varies_by_length:
             name = profile.name
             raise SpecError(f"profile {name!r} has no lengths; simulate longest, or one with length_service_time_s")
         if self.stages is not None:
             raise SpecError(f"--stages {self.stages} is for requests of equal size; leave --stages or --sizes out")
-        chosen = choose(self.spec, profile)
+        chosen = choose(self.spec, profile, defaults)
         if self.sizes.bin_error and chosen.bins is not None and chosen.bins.pooled:
             raise SpecError(f"--bin-error is for policies that keep bins apart, not for {self.spec}; leave it out")
         alone = [chosen.profile.service_time(1, length) for length in self.sizes.lengths.tolist()]
@@ -225,7 +253,8 @@ def _requests_of_sizes(chosen: ModelPolicy, instants: Instants, model: str, size
     return requests
 
 
-def _batcher(chosen: ModelPolicy, model: str) -> Batcher:
+def _batcher(chosen: ModelPolicy, model: str, levels: int = 1) -> Batcher:
     policy, monitor = combine({model: chosen}) if chosen.bins is not None else (chosen.policy, chosen.monitor)
     profile = chosen.profile
-    return Batcher(policy, {model: profile.max_batch_size}, monitor, {model: profile.max_batch_tokens})
+    largest, tokens = {model: profile.max_batch_size}, {model: profile.max_batch_tokens}
+    return Batcher(policy, largest, monitor, tokens, {model: levels})

@@ -138,6 +138,7 @@ class Run:
         finishes: instant of completion of each launch, s.
         energies: energy of each launch, J; None where the profile has none.
         elapsed: first arrival to last completion, s.
+        levels: priority level of each served request, in order of completion; None where they were not recorded.
     """
 
     scheduled: int
@@ -148,6 +149,7 @@ class Run:
     finishes: NDArray[np.float64]
     energies: NDArray[np.float64] | None
     elapsed: float
+    levels: NDArray[np.int64] | None = None
 
     @property
     def mean_power(self) -> float | None:
@@ -188,6 +190,7 @@ class RunRecorder:
         self._responses: list[float] = []
         self._arrivals: list[float] = []
         self._waits: list[float] = []
+        self._levels: list[int] = []
         self._finishes: list[float] = []
         self._sizes: list[int] = []
         self._energies: list[float] = []
@@ -203,6 +206,7 @@ class RunRecorder:
             self._responses.append(end - request.arrival)
             self._arrivals.append(request.arrival)
             self._waits.append(request.started - request.arrival)
+            self._levels.append(request.level)
 
     def run(self, scheduled: int | None = None, end: float | None = None) -> Run:
         """Return the result.
@@ -220,6 +224,7 @@ class RunRecorder:
             finishes=np.array(self._finishes),
             energies=np.array(self._energies) if len(self._energies) == len(self._sizes) else None,
             elapsed=(self.end if end is None else end) - self._begin,
+            levels=np.array(self._levels, dtype=np.int64),
         )
 
 

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import inf, isfinite
+from math import inf, isclose, isfinite
 
 from policies.percentile.bulk import bulk_batches, largest_bulk_batch
 from policies.profile import Profile
@@ -70,9 +70,12 @@ class LimitedBulk:
         """Never wait; use the limit of the next higher rate of the first level."""
         first, others = waiting_by_level(state)
         shares = state.level_shares.get(state.waiting[0].kind.model, (0.0,))
-        row = min(bisect_left(self.rates, shares[0] * state.arrival_rate), len(self.rates) - 1)
-        size = max(min(first, self.max_batch_size), min(first + others, self.limits[row]))
+        size = max(min(first, self.max_batch_size), min(first + others, self.limit(shares[0] * state.arrival_rate)))
         return Launch(state.waiting[:size], reason="full" if size == self.max_batch_size else "policy")
+
+    def limit(self, first_rate: float) -> int:
+        """The largest batch with other levels at this arrival rate of the first level, 1/s."""
+        return self.limits[min(bisect_left(self.rates, first_rate), len(self.rates) - 1)]
 
 
 def waiting_by_level(state: State) -> tuple[int, int]:
@@ -97,6 +100,29 @@ def parse_weights(text: str, separator: str = ",") -> tuple[float, ...]:
             f"priority weights {text!r}: give 2 to 8 numbers of at least 0, the greatest first, such as 8{separator}1"
         )
     return weights
+
+
+def parse_shares(flag: str, text: str, fewest: int, most: int) -> tuple[float, ...]:
+    """Parse the shares of levels in the arrivals, the first level first.
+
+    Args:
+        flag: that they are given by.
+        text: S1,S2,...
+        fewest: least number of levels.
+        most: greatest number of levels.
+
+    Raises:
+        SpecError: there are fewer or more, or they are not above 0, or do not sum to 1.
+    """
+    try:
+        shares = tuple(float(word) for word in text.split(","))
+    except ValueError:
+        shares = ()
+    valid = fewest <= len(shares) <= most and all(share > 0.0 for share in shares)
+    if not valid or not isclose(sum(shares), 1.0, rel_tol=1e-6):
+        count = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+        raise SpecError(f"{flag} {text}: give {count} numbers above 0 that sum to 1, one for each level")
+    return shares
 
 
 def limited_bulk(profile: Profile, response_time: float, share: float) -> LimitedBulk:

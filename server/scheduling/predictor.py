@@ -8,7 +8,7 @@ become slower or faster.
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -17,9 +17,10 @@ from math import inf
 
 import numpy as np
 
-from policies.planning.prediction import Prediction, Traffic
+from policies.planning.prediction import Prediction, Traffic, from_responses
 from policies.types import Policy
 from server.scheduling.dispatcher import Dispatcher
+from server.scheduling.levels import levels_of
 from server.telemetry.batch_record import BatchRecord
 from server.telemetry.metrics import Metrics
 
@@ -44,14 +45,14 @@ class _Window:
     """Requests and batches of the last minute of one model.
 
     Attributes:
-        requests: instant of completion, response time, s, size of the batch, instant of arrival, and length.
+        requests: instant of completion, response time, s, size of the batch, instant of arrival, length, and level.
         batches: instant of completion, size, length of the longest request, and time to the next launch, s.
         ratio: mean of measured over learned service times of these batches, at the last comparison.
         apart_since: instant since which predicted and measured differ, s; None while they do not.
         reported: instant of the last report, s.
     """
 
-    requests: deque[tuple[float, float, int, float, float]] = field(default_factory=lambda: deque(maxlen=_MOST))
+    requests: deque[tuple[float, float, int, float, float, int]] = field(default_factory=lambda: deque(maxlen=_MOST))
     batches: deque[tuple[float, int, float, float]] = field(default_factory=lambda: deque(maxlen=_BATCHES))
     ratio: float = 1.0
     apart_since: float | None = None
@@ -94,8 +95,8 @@ class Predictor:
         """Add a completed batch."""
         window = self._windows[batch.model]
         for request in batch.finished:
-            length = request.payload.length
-            window.requests.append((batch.ended, batch.ended - request.arrival, batch.size, request.arrival, length))
+            length, response = request.payload.length, batch.ended - request.arrival
+            window.requests.append((batch.ended, response, batch.size, request.arrival, length, request.level))
         if batch.whole:
             longest = max([request.payload.length for request in batch.launch.requests])
             window.batches.append((batch.ended, batch.size, longest, batch.cycle))
@@ -132,7 +133,7 @@ class Predictor:
         self._comparisons = {}
         for model, each in known.items():
             measured, predicted = self._measured(model), self._found.get(model)
-            if measured is None or predicted is None or model in self._dispatcher.levels:  # levels are not simulated
+            if measured is None or predicted is None:
                 self._windows[model].apart_since = None
                 continue
             neighbours = {name: other.rate for name, other in known.items() if name != model and other.rate > 0.0}
@@ -159,15 +160,24 @@ class Predictor:
         )
         window.ratio = float(ratios.mean())
         varied = tuple((ratios / window.ratio).tolist())
-        return Traffic(self._dispatcher.chosen[model], profile, len(requests) / span, lengths, varied)
+        chosen, levels = self._dispatcher.chosen[model], self._levels(model)
+        return Traffic(chosen, profile, len(requests) / span, lengths, varied, levels)
+
+    def _levels(self, model: str) -> Sequence[tuple[float, float]]:
+        """Share and longest wait, s, of each priority level in the last minute; empty for one level."""
+        levels, requests = levels_of(self._dispatcher.levels, model), self._windows[model].requests
+        if levels.count == 1:
+            return ()
+        counts, total = Counter(request[5] for request in requests), max(len(requests), 1)
+        return [(counts[level] / total, levels.max_wait(level)) for level in range(1, levels.count + 1)]
 
     def _measured(self, model: str) -> Prediction | None:
         window = self._windows[model].requests
         if len(window) < _FEWEST:
             return None
-        responses = np.array([request[1] for request in window])
         batches = sum(1.0 / request[2] for request in window)
-        return Prediction(float(responses.mean()), float(np.quantile(responses, 0.95)), len(window) / batches)
+        levels = [request[5] for request in window] if model in self._dispatcher.levels else []
+        return from_responses([request[1] for request in window], levels, len(window) / batches)
 
     def _report(self, model: str, predicted: Prediction, measured: Prediction, now: float) -> None:
         """Log a line when the means have differed for a minute, at most every ten minutes."""
@@ -204,7 +214,7 @@ class _Inputs:
 
     Attributes:
         policies: the policies by model.
-        traffic: rates and mean lengths.
+        traffic: rates, mean lengths, and shares of priority levels.
         times: service times, s, at the length of the profiles.
     """
 
@@ -236,5 +246,6 @@ def _inputs(models: Mapping[str, Traffic]) -> _Inputs:
     for each in models.values():
         largest = each.profile.max_batch_size
         traffic += [each.rate, float(np.mean(each.lengths)) if each.lengths else 0.0]
+        traffic += [1.0 + share for share, _ in each.levels]  # so that a change of 0.05 counts
         times += [each.profile.service_time(size) for size in sorted({1, min(2, largest), largest})]
     return _Inputs({model: each.chosen.policy for model, each in models.items()}, traffic, times)

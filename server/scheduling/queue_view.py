@@ -28,6 +28,10 @@ class QueueView:
         """Return the number of waiting requests of `model`."""
         return self._batcher.waiting_of(model)
 
+    def length_of_level(self, model: str, level: int) -> int:
+        """Return the number of waiting requests of `model` of this priority level."""
+        return self._batcher.waiting_through(model, level) - self._batcher.waiting_through(model, level - 1)
+
     def oldest_age(self, model: str) -> float:
         """Return the age of the oldest waiting request of `model`, s; 0 without one."""
         return max(self._clock() - self._batcher.oldest_of(model), 0.0)

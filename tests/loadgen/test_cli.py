@@ -137,6 +137,25 @@ def test_a_policy_that_decides_by_stage_is_simulated_in_ten_equal_stages_or_in_t
     assert report_in() == report_in("--stages", "10") != report_in("--stages", "2")
 
 
+def test_a_simulated_run_reports_each_priority_level(shell: Shell, tmp_path: Path) -> None:
+    policies = [*SIMULATE, "--compare", "greedy", "--compare", "smdp:slo_p95_ms=14"]
+    load = ["--rate", "6000", "--duration", "3", "--levels", "0.1,0.9", "--priority-weights", "8,1", "--slo-ms", "14"]
+    page = tmp_path / "run.html"
+    rows = shell.report(*policies, *load, "--report", str(page))["rows"]
+    strict, kept = (row["levels"] for row in rows)
+    assert [each["level"] for each in strict] == [1, 2]
+    assert strict[0]["mean_ms"] < strict[1]["mean_ms"]
+    assert strict[0]["slo_attainment"] < 0.9 < 0.95 <= kept[0]["slo_attainment"]
+    assert sum(each["ok"] for each in kept) == rows[1]["ok"]
+    assert "level 2, 95 % within, ms" in page.read_text()
+    out = shell.run(*policies, *load)[1]
+    assert re.search(r"by priority level.*\n *policy +level +answered .*within SLO\n *greedy +1 ", out)
+    lines = tmp_path / "run.jsonl"
+    shell.report(*GREEDY, *load, "--output", str(lines))
+    levels = [json.loads(line)["level"] for line in lines.read_text().splitlines()]
+    assert Counter(levels) == {each["level"]: each["ok"] for each in strict}
+
+
 def test_the_same_seed_schedules_the_same_requests_live_and_simulated(shell: Shell, tmp_path: Path) -> None:
     live, simulated = tmp_path / "live.jsonl", tmp_path / "simulated.jsonl"
     with serving_in_a_thread(Stub()) as url:
@@ -408,6 +427,14 @@ def test_a_usage_error_leaves_no_file_behind(shell: Shell, tmp_path: Path) -> No
         ([*GREEDY, "--rate", "1e9", "--duration", "1e9"], "over 10,000,000 requests"),
         ([*GREEDY, "--rate", "1e-9", "--duration", "1"], "no request arrives"),
         ([*GREEDY, *LOAD, "--seed", "-1"], "--seed is -1"),
+        ([*GREEDY, *LOAD, "--priority-weights", "8,1"], "--priority-weights is for --levels; add --levels"),
+        ([URL, *LOAD, "--levels", "0.5,0.5", "--priority-weights", "8,1"], "give it to serve-model"),
+        ([*GREEDY, *LOAD, "--levels", "0.5,0.5", "--priority-weights", "8"], "give 2 to 8 numbers"),
+        ([*GREEDY, *LOAD, "--levels", "0.5,0.5", "--priority-weights", "8,2,1"], "give 2 weights"),
+        (
+            ["--simulate", "googlenet-tesla-p4,googlenet-tesla-p4", "--policy", "greedy", *LOAD, "--levels", "0.5,0.5"],
+            "priority levels are simulated on one device",
+        ),
         ([*GREEDY, *LOAD, "--slo-ms", "0"], "--slo-ms is 0"),
         ([*GREEDY, *LOAD, "--give-up-after", "nan"], "--give-up-after is nan"),
         ([*GREEDY, *LOAD, "--w2", "-1"], "--w2 is -1"),

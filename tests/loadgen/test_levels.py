@@ -36,4 +36,5 @@ def test_a_report_has_the_response_times_of_each_level() -> None:
     assert [(each["level"], each["ok"]) for each in report["levels"]] == [(1, 5), (2, 5)]
     assert [each["mean_ms"] for each in report["levels"]] == pytest.approx([100.0, 200.0])
     assert np.isclose(report["levels"][1]["p95_ms"], 200.0)
+    assert [each["slo_attainment"] for each in report["levels"]] == [None, None]
     assert "levels" not in make_report(outcome_from_records([Record(0.0, 0.0, 1.0, 200)]), 1.0)

@@ -1,8 +1,12 @@
 """Priority levels of a running server: by the protocol's parameter, the header and the key."""
 
 import asyncio
+import os
+from collections import Counter
 from collections.abc import Iterator
 from hashlib import sha256
+from pathlib import Path
+from signal import SIGKILL
 from typing import Any
 
 import aiohttp
@@ -14,7 +18,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.support.fork_server import run_serve_model
 from tests.support.grpc_client import grpc_server
-from tests.support.logged_server import LoggedServer
+from tests.support.logged_server import LoggedServer, logged_server
 
 MODEL = """
 import time
@@ -120,6 +124,29 @@ def test_the_header_of_http_names_the_urgency(
     assert counted(server, before) == {level: 1.0}
 
 
+def test_the_page_has_the_queue_of_each_level(started: tuple[LoggedServer, str]) -> None:
+    server, _ = started
+
+    async def state(session: aiohttp.ClientSession, model: str) -> list[dict[str, Any]]:
+        async with session.get(f"{server.url}/live?model={model}", headers=bearer("fast")) as response:
+            found: list[dict[str, Any]] = (await response.json())["levels"]
+            return found
+
+    async def run() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as tasks:
+            for urgency in ("u=7",) * 9 + ("u=0",) * 5:
+                headers = bearer("fast") | {"Priority": urgency}
+                body = {"inputs": {"x": [1.0]}}
+                tasks.create_task(session.post(f"{server.url}/predict/slow", json=body, headers=headers))
+            await asyncio.sleep(0.02)
+            return await state(session, "slow"), await state(session, "plain")
+
+    levels, plain = asyncio.run(run())
+    assert plain == []
+    assert [(each["level"], each["queue_length"] > 0) for each in levels] == [(1, True), (2, True)]
+    assert levels[0].keys() == {"level", "queue_length", "predicted", "measured"}
+
+
 def test_a_later_call_of_the_first_level_overtakes_bulk(started: tuple[LoggedServer, str]) -> None:
     server, _ = started
     answered: list[str] = []
@@ -163,6 +190,55 @@ def test_the_first_level_has_places_when_bulk_is_refused(started: tuple[LoggedSe
     assert first == 200
     assert 503 in bulk
     assert bulk.count(200) >= 12
+
+
+def test_no_level_is_lost_in_swaps_reloads_and_kills(tmp_path: Path) -> None:
+    """Level 1 alone is more than the server can answer, so that bulk waits for its longest wait."""
+    (tmp_path / "slow.py").write_text(MODEL)
+    flags = (
+        "--device",
+        "cpu",
+        "--max-batch-size",
+        "2",
+        "--priority-weights",
+        "8,1",
+        "--priority-max-wait-ms",
+        "inf,300",
+    )
+    with logged_server(tmp_path, f"slow={tmp_path}/slow.py:Slow", *flags) as server:
+        before, sent, answered = by_level(server), Counter[str](), Counter[tuple[str, int]]()
+
+        async def client(session: aiohttp.ClientSession, level: str, urgency: str) -> None:
+            while not ended.is_set():
+                sent[level] += 1
+                body, headers = {"inputs": {"x": [1.0]}}, {"Priority": urgency}
+                async with session.post(f"{server.url}/predict", json=body, headers=headers) as response:
+                    assert (await response.json())["outputs"] == {"y": [2.0]}
+                    answered[level, response.status] += 1
+
+        async def disturb(session: aiohttp.ClientSession) -> None:
+            for policy in ("greedy", "smdp:w2=0"):
+                async with session.put(f"{server.url}/admin/models/slow/policy", json={"policy": policy}) as response:
+                    assert response.status == 200
+                async with session.post(f"{server.url}/v2/repository/models/slow/load") as response:
+                    assert response.status == 200
+                async with session.get(f"{server.url}/admin/devices") as response:
+                    os.kill((await response.json())[0]["models"]["slow"]["pid"], SIGKILL)
+                await asyncio.sleep(2.0)
+            ended.set()
+
+        async def run() -> None:
+            async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as tasks:
+                for level, urgency, clients in (("1", "u=0", 12), ("2", "u=7", 4)):
+                    for _ in range(clients):
+                        tasks.create_task(client(session, level, urgency))
+                tasks.create_task(disturb(session))
+
+        ended = asyncio.Event()
+        asyncio.run(run())
+        assert {level: answered[level, 200] for level in sent} == sent
+        assert counted(server, before) == sent
+        assert sent["2"] > 4, "bulk was served beside the overload"
 
 
 @pytest.mark.parametrize(

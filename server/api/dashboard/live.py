@@ -26,6 +26,8 @@ from server.api.admin import describe_devices, describe_pipelines, neighbours_of
 from server.api.inference import Inference
 from server.errors import BadInputError
 from server.scheduling.fleet import Fleet
+from server.scheduling.levels import levels_of
+from server.scheduling.predictor import Comparison
 from server.telemetry.statistics import Duration
 
 _RATE_STEP = 1.1  # a chart is rendered again when the mean rate has changed by about this factor
@@ -159,14 +161,32 @@ class DashboardData:
             "policy": self._policy(key),
             "slo_ms": 1e3 * chosen.objective,  # infinity is null
             "prediction": self._prediction(key),
+            "levels": self._levels(key),
             "seq": self._history.seq(model),
             "batches": self._history.batches(model),
             "observed": observed if len(fleet.devices_of(model)) == 1 else [],  # several profiles cannot be compared
         }
 
-    def _prediction(self, key: _ModelOnDevice) -> dict[str, Any] | None:
+    def _levels(self, key: _ModelOnDevice) -> list[dict[str, Any]]:
+        """The queue and the response times of each priority level on a device; empty for one level."""
+        model, dispatcher = key[0], self._fleet.dispatchers[key[1]]
+        count, found = levels_of(dispatcher.levels, model).count, self._comparison(key)
+        return [
+            {
+                "level": level,
+                "queue_length": dispatcher.queue.length_of_level(model, level),
+                "predicted": None if found is None else _times_ms(found.predicted.levels.get(level)),
+                "measured": None if found is None else _times_ms(found.measured.levels.get(level)),
+            }
+            for level in (range(1, count + 1) if count > 1 else ())
+        ]
+
+    def _comparison(self, key: _ModelOnDevice) -> Comparison | None:
         predictor = self._inference.predictors.get(self._fleet.dispatchers[key[1]].device)
-        found = None if predictor is None else predictor.comparison(key[0])
+        return None if predictor is None else predictor.comparison(key[0])
+
+    def _prediction(self, key: _ModelOnDevice) -> dict[str, Any] | None:
+        found = self._comparison(key)
         if found is None:
             return None
         return {
@@ -176,6 +196,10 @@ class DashboardData:
             "measured": _figures(found.measured),
             "savings": None if found.predicted.savings is None else str(found.predicted.savings),
         }
+
+
+def _times_ms(found: tuple[float, float] | None) -> dict[str, float] | None:
+    return None if found is None else {"mean_ms": 1e3 * found[0], "p95_ms": 1e3 * found[1]}
 
 
 def _figures(found: Prediction) -> dict[str, float]:

@@ -32,13 +32,32 @@ def test_the_largest_batch_with_bulk_is_printed() -> None:
     assert len(printed.splitlines()) > len(rows)
 
 
+def test_the_fewest_devices_are_planned() -> None:
+    model, weights = "googlenet-tesla-p4", ("--priority-weights", "8,1", "--priority-shares", "0.1,0.9")
+    load = ("--plan", "--rate", "9600", *weights)
+    arguments = (model, *load, "--slo-p95-ms", "8", "--spare", "1", "--simulate", "40000")
+    found = json.loads(call(*arguments, "--json").stdout)
+    rows = found["candidates"]
+    assert [row["bound_kept"] for row in rows[-3:]] == [False, True, True]
+    assert [row["devices"] for row in rows[-3:]] == [found["devices"] - n for n in (2, 1, 0)]
+    assert found["simulated"]["share_within"] >= 0.95
+    assert found["simulated"]["bound_kept"]
+    printed = call(*arguments).stdout
+    assert "Without 1 of the" in printed
+    assert "of level 1 in time" in printed
+    assert "plans one model" in call(f"{model}:1,{model}:6", *load, "--slo-p95-ms", "40").stderr
+    few = call(model, *load, "--slo-p95-ms", "8", "--simulate", "3")
+    assert "--simulate 3 has no requests of one of the levels" in few.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], "--priority-shares is missing"),
         (["--priority-shares", "0.1,0.8"], "--priority-shares 0.1,0.8: give 2 numbers above 0 that sum to 1"),
-        (["--priority-shares", "0.1,0.9", "--simulate", "10"], "--priority-weights does not take --simulate"),
+        (["--priority-shares", "0.1,0.9", "--simulate", "10"], "--simulate: add --plan, or leave"),
         (["--priority-shares", "0.1,0.9", "--slo-p95-ms", "2"], "cannot be kept beside bulk: the most is"),
+        (["--priority-shares", "0.1,0.9", "--slo-mean-ms", "9"], "--priority-weights does not take --slo-mean-ms"),
     ],
 )
 def test_usage_errors_are_one_line(arguments: list[str], message: str) -> None:

@@ -116,7 +116,7 @@ def test_a_device_of_almost_no_cost_is_rejected(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_more_devices_than_can_be_simulated_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "_MAX_DEVICES", 2)
+    monkeypatch.setattr(devices, "MAX_DEVICES", 2)
     assert plan_capacity(problem(2000.0, 0.0066)).best.devices <= 2
     with pytest.raises(SpecError, match="need 3 devices, spare ones included, above the maximum of 2 for a plan"):
         plan_capacity(problem(5000.0, 0.0066))

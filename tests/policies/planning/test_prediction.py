@@ -1,6 +1,7 @@
 """Predicted response times: against queueing theory, with lengths, and with neighbours on the device."""
 
 from dataclasses import replace
+from math import inf
 
 import numpy as np
 import pytest
@@ -54,6 +55,24 @@ def test_lengths_are_drawn_from_those_that_were_seen(spec: str) -> None:
     short, mixed = (predict({"m": traffic(PADDED, 5.0, spec, lengths)})["m"] for lengths in ((10.0,), (10.0, 100.0)))
     assert short.mean == pytest.approx(0.0103, rel=0.05)
     assert mixed.mean > 4 * short.mean
+
+
+def test_each_level_has_its_own_figures() -> None:
+    """Mean waiting times of the classes of a non-preemptive M/D/1 queue (Cobham): W0 / ((1 - s_(k-1)) (1 - s_k))."""
+    load, share = 0.8, 0.25
+    one = traffic(ONE, load / 0.01)
+    found = predict({"m": replace(one, levels=((share, inf), (1.0 - share, inf)))})["m"]
+    residual = load * 0.01 / 2
+    first = residual / (1.0 - share * load)
+    second = first / (1.0 - load)
+    for level, waiting in ((1, first), (2, second)):
+        assert found.levels[level][0] == pytest.approx(0.01 + waiting, rel=0.15)
+        assert found.levels[level][1] > found.levels[level][0]
+    assert found.mean == pytest.approx(share * found.levels[1][0] + (1.0 - share) * found.levels[2][0], rel=0.03)
+    assert predict({"m": one})["m"].levels == {}
+    never_late = predict({"m": replace(one, levels=((share, inf), (1.0 - share, 0.0)))})["m"]
+    assert never_late.levels[2][0] < found.levels[2][0]
+    assert never_late.levels[1][0] > found.levels[1][0]
 
 
 def test_nothing_is_predicted_without_arrivals() -> None:

@@ -11,16 +11,18 @@ import pytest
 from loadgen.report import Record, RunObjective, make_report, outcome_from_records, outcome_from_run, simulated_records
 from loadgen.schedule import make_schedule
 from policies.catalog import ModelPolicy, choose, solved
-from policies.planning.simulation import RequestSizes, Simulation, simulate_policy
+from policies.planning.simulation import RequestLevels, RequestSizes, Simulation, simulate_policy
 from policies.profile import Profile
 from policies.queue.arrivals import Instants
 from policies.rules.maximum_wait import MaximumWait
 from policies.solver.distributions import Gamma
+from policies.solver.levels import LevelProblem, evaluate_levels, greedy_by_level, solve_levels
 from policies.types import Mix, SpecError
 
 DEVICE = Profile(
     "device", tuple(0.004 + 0.001 * b for b in range(1, 9)), energies=tuple(0.01 * b for b in range(2, 10))
 )
+BY_ONE_LENGTH = tuple((time,) for time in DEVICE.service_times)
 
 
 def test_one_server_without_batching_is_the_md1_queue() -> None:
@@ -30,6 +32,27 @@ def test_one_server_without_batching_is_the_md1_queue() -> None:
     stretches = run.responses[: len(run.responses) // 25 * 25].reshape(25, -1).mean(axis=1)
     assert abs(run.responses.mean() - 0.0075) < 4 * stretches.std(ddof=1) / 25**0.5
     assert stretches.std(ddof=1) < 0.0005  # small enough for the line above to be a test
+
+
+@pytest.mark.parametrize(("spec", "weights"), [("greedy", None), ("smdp", "8:1"), ("multi-bin:2,inner=greedy", None)])
+def test_levels_have_the_means_that_the_solver_computes(spec: str, weights: str | None) -> None:
+    """smdp has tables at some loads, so that its means are not those of the exact rate, but nearly their sum."""
+    instants = make_schedule("poisson", 400.0, 200.0, 5).instants
+    levels = 1 + (np.random.default_rng(1).random(len(instants)) > 0.2).astype(int)
+    known = RequestLevels(levels.tolist(), (0.2, 0.8), weights)
+    sizes = RequestSizes(np.ones(len(instants))) if spec.startswith("multi") else None
+    device = DEVICE if sizes is None else replace(DEVICE, lengths=(1,), length_service_times=BY_ONE_LENGTH)
+    run = Simulation(device, spec, levels=known, sizes=sizes).run(instants)
+    assert run.levels is not None
+    assert sorted(run.levels.tolist()) == sorted(levels.tolist())
+    means = [run.responses[run.levels == level].mean() for level in (1, 2)]
+    problem = LevelProblem(DEVICE, (80.0, 320.0), (8.0, 1.0))
+    greedy, best = evaluate_levels(problem, greedy_by_level(8)), solve_levels(problem)
+    if weights is None:
+        assert means == pytest.approx(greedy.mean_response_times, rel=0.03)
+    else:
+        assert 1e3 * np.dot((1.6, 0.8), means) == pytest.approx(best.average_cost, rel=0.03)
+        assert means[0] < 0.99 * greedy.mean_response_times[0]
 
 
 def test_the_same_seed_gives_the_same_run() -> None:

@@ -12,6 +12,7 @@ from policies.catalog import choose
 from policies.planning.prediction import Prediction, Traffic, predict
 from policies.profile import Profile
 from server.scheduling.dispatcher import Dispatcher
+from server.scheduling.levels import Levels
 from server.scheduling.predictor import Comparison, Predictor
 from server.telemetry.metrics import Metrics
 from tests.server.scheduling.test_controller import Inline
@@ -33,21 +34,25 @@ class Counting:
 
 
 def compare(
-    truth: Profile, gaps: Callable[[np.random.Generator], float], duration: float = 130.0
+    truth: Profile, gaps: Callable[[np.random.Generator], float], duration: float = 130.0, levels: int = 1
 ) -> tuple[Comparison | None, int, str]:
-    """The last comparison, the number of predictions, and the metrics, of a device that serves by `truth`."""
+    """The last comparison, the number of predictions, and the metrics, of a device that serves by `truth`.
+
+    One of `levels` requests is of the first level, all others are of the last one.
+    """
     loop, rng, counting = virtual_loop(), np.random.default_rng(0), Counting()
 
     async def main() -> tuple[Comparison | None, str]:
         metrics = Metrics()
         chosen = {"m": choose("greedy", ASSUMED), "idle": choose("greedy", ASSUMED)}
-        dispatcher = Dispatcher(FakeExecutor(truth), chosen, metrics, loop.time, UNLIMITED)
+        known = {"m": Levels(levels)}
+        dispatcher = Dispatcher(FakeExecutor(truth), chosen, metrics, loop.time, UNLIMITED, levels=known)
         predictor = Predictor(dispatcher, metrics, counting, Inline())
         metrics.observe_batches("fake", predictor.completed)
         tasks = [asyncio.ensure_future(dispatcher.run()), asyncio.ensure_future(predictor.run())]
         while loop.time() < duration:
             await asyncio.sleep(gaps(rng))
-            submit(dispatcher, "m", [1.0])
+            submit(dispatcher, "m", [1.0], level=1 if rng.integers(levels) == 0 else levels)
         for task in tasks:
             task.cancel()
         return predictor.comparison("m"), metrics.render().decode()
@@ -74,6 +79,16 @@ def test_predicted_is_measured_on_a_device_that_keeps_its_profile(caplog: pytest
     assert calls <= 7, "not at each comparison"
     assert 'batchwright_predicted_response_seconds{device="fake",model="m",statistic="p95"}' in metrics
     assert "is predicted" not in caplog.text
+
+
+def test_each_level_is_predicted_beside_what_is_measured() -> None:
+    found, calls, _ = compare(ASSUMED, lambda rng: float(rng.exponential(1 / 140)), levels=2)
+    assert found is not None
+    assert found.predicted.levels.keys() == found.measured.levels.keys() == {1, 2}
+    for level, (mean, _) in found.predicted.levels.items():
+        assert mean == pytest.approx(found.measured.levels[level][0], rel=0.15)
+    assert found.predicted.levels[1][0] < 0.9 * found.predicted.levels[2][0]
+    assert calls <= 7, "not at each comparison"
 
 
 def test_a_lasting_difference_is_logged_once_with_contention_as_its_reason(caplog: pytest.LogCaptureFixture) -> None:

@@ -90,6 +90,7 @@ function show(state, more) {
   showDevices(state.devices, state.model);
   showFigures(state);
   showPrediction(state.prediction);
+  showLevels(state.levels);
   showBatches(state.batches);
   showPipelines(state.pipelines);
   if (document.hidden || !page.view) return;
@@ -126,7 +127,8 @@ function showFigures(state) {
   figure("queue", state.queue_length);
   figure("batch", batches ? requests / batches : null);
   figure("p95", recent.at(-1)?.p95 ?? null);
-  showObjective(recent.at(-1)?.p95 ?? null, state.slo_ms);
+  const [first] = state.levels; // the objective is that of level 1
+  showObjective(first ? first.measured?.p95_ms ?? null : recent.at(-1)?.p95 ?? null, state.slo_ms, first ? " of level 1" : "");
   for (const element of document.querySelectorAll("[data-name]")) text(element, resource[element.dataset.name]);
   text(find("rate-unit"), profile?.rate_unit ?? "");
   text(find("each-unit"), resource.unit);
@@ -147,9 +149,9 @@ function showPrediction(prediction) {
     `Measured in the last minute, without decoding and HTTP: ${described(prediction.measured)}.`);
 }
 
-function showObjective(p95, slo) {
+function showObjective(p95, slo, of) {
   const over = slo !== null && p95 > slo;
-  text(find("objective"), slo === null ? "" : over ? `over the objective of ${slo} ms` : `objective ${slo} ms`);
+  text(find("objective"), slo === null ? "" : over ? `over the objective of ${slo} ms${of}` : `objective ${slo} ms${of}`);
   find("objective").classList.toggle("over", over);
 }
 
@@ -168,6 +170,17 @@ const PIPELINE_COLUMNS = [
   ["pipeline", (s) => s.name], ["open calls", (s) => s.open_calls], ["calls the model", (s) => s.model],
   ["requests a call", (s) => digits(s.requests)], ["queue length of the model", (s) => s.queue_length],
 ];
+
+const LEVEL_COLUMNS = [
+  ["level", (l) => l.level], ["queue length", (l) => l.queue_length],
+  ["mean, ms, predicted", (l) => digits(l.predicted?.mean_ms)], ["mean, ms, measured", (l) => digits(l.measured?.mean_ms)],
+  ["p95, ms, predicted", (l) => digits(l.predicted?.p95_ms)], ["p95, ms, measured", (l) => digits(l.measured?.p95_ms)],
+];
+
+function showLevels(levels) {
+  find("levels").hidden = !levels.length;
+  fillTable(find("levels").querySelector("table"), LEVEL_COLUMNS, levels);
+}
 
 function showPipelines(pipelines) {
   find("pipelines").hidden = !pipelines.length;
