@@ -401,32 +401,37 @@ class ThreadExecutor:
     def _serve(self, work: "_Offer") -> None:
         """Run a batch, unless its timeout has passed while it was queued, and then the standby launches.
 
-        Each of these is taken, and started if the device can, before the loop is told of the batch before.
+        Each of these is taken, and started if the device can, before the loop is told of the batch before. The device
+        is free when the loop is told of the last one, so that a direct batch may follow.
         """
         with self._turn:
-            if not work[1].done():
-                self._run_batches(work)
+            ended = None if work[1].done() else self._run_batches(work)
             self._in_thread.pop()
+        if ended is not None:
+            _resolve_soon(*ended)
 
-    def _run_batches(self, work: "_Offer") -> None:
+    def _run_batches(self, work: "_Offer") -> tuple[asyncio.Future[Completion], Completion | Exception]:
+        """Run a batch and its standby launches, and return the last one's future and result."""
         batch, done = work
-        running: DeviceRun | None = DeviceRun(self._device, batch)
-        while running is not None:
+        running = DeviceRun(self._device, batch)
+        while True:
             standby, following, taken = running.batch.standby, None, None
-            if running.wait() and standby is not None and self._may_follow(done):
+            if running.wait() and standby is not None and self._may_follow(running.batch, done):
                 taken = standby.take(running.outputs)
                 following = None if taken is None else DeviceRun(self._device, taken[0])
             result = running.result(None if following is None else following.started)
-            with suppress(RuntimeError):  # the loop was closed meanwhile
-                done.get_loop().call_soon_threadsafe(resolve, done, result)
-            running = following
-            if taken is not None:
-                done = taken[1]
+            if following is None or taken is None:
+                return done, result
+            _resolve_soon(done, result)
+            running, done = following, taken[1]
             del following, result, taken
 
-    def _may_follow(self, done: asyncio.Future[Completion]) -> bool:
-        """Whether a standby launch may be taken: nothing is queued, and the batch before has not been abandoned."""
-        return self._work.empty() and not done.done()
+    def _may_follow(self, batch: Batch, done: asyncio.Future[Completion]) -> bool:
+        """Whether a standby launch may be taken: nothing is queued, and the batch before has not been abandoned.
+
+        None is taken where the loop can hand batches over without the thread, which counts their CPU time.
+        """
+        return self._work.empty() and not done.done() and self._direct(batch) is None
 
 
 class DeviceRun:
@@ -493,6 +498,12 @@ def _work_off(work: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
     while (function := work.get()) is not None:
         function()
         del function
+
+
+def _resolve_soon(done: asyncio.Future[Completion], result: Completion | Exception) -> None:
+    """Set the result of a batch in its loop, from another thread."""
+    with suppress(RuntimeError):  # the loop was closed meanwhile
+        done.get_loop().call_soon_threadsafe(resolve, done, result)
 
 
 def resolve(done: asyncio.Future[Completion], result: Completion | Exception) -> None:

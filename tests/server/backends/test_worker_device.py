@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -248,6 +249,19 @@ def test_a_function_is_called_between_batches(devices: dict[str, WorkerDevice], 
         assert is_right(batch(4.0), direct)
 
     asyncio.run(scenario())
+
+
+def test_batches_are_handed_over_again_after_one_that_waited_for_a_function(executor: ThreadExecutor) -> None:
+    """A batch that the thread runs has no CPU time; others that follow it without a pause would have none for ever."""
+
+    async def scenario() -> list[bool]:
+        between = asyncio.wrap_future(executor.call_between(lambda: time.sleep(0.02)))
+        cycles = [cycle async for cycle in back_to_back(executor, [batch(float(number)) for number in range(20)])]
+        await between
+        return [cycle.completion.cpu_time is not None for cycle in cycles]
+
+    for run in (asyncio.run, uvloop.run):
+        assert run(scenario()) == [False] + 19 * [True]
 
 
 def test_an_exception_of_load_names_the_line(tmp_path: Path) -> None:
