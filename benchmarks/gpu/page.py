@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from batchwright.analysis import simulate
-from benchmarks.gpu.live import KEPT, OURS
+from benchmarks.gpu.live import OURS
 from benchmarks.gpu.records import Record, Samples, read_records
 from benchmarks.support.harness import (
     RECORDS,
@@ -238,24 +238,6 @@ def _cells(cells: Sequence[dict[str, Any]]) -> str:
         *("CPU s for 1000 requests", "busiest process, CPUs", "send lag, p99 ms"),
     )
     return _table(head, rows)
-
-
-def summary(cells: Sequence[dict[str, Any]], model: str) -> str:
-    """The table of README.md: what each server with captured graphs answers at each rate: mean (p95), and energy.
-
-    Where it answers less than 0.95 of the requests, only its throughput is said.
-    """
-    chosen = [cell for cell in cells if cell["model"] == model and cell.get("network") == "captured graphs"]
-    rates = [*dict.fromkeys(cell["rate"] for cell in chosen)]
-    rows = defaultdict[str, dict[float, str]](dict)
-    for cell in chosen:
-        server = f"{OURS}, `{cell['policy']}`" if cell["server"] == OURS else cell["server"]
-        energy = 1e3 * cell["power_w"] / cell["throughput_hz"]
-        times = f"{cell['mean_ms']:.1f} ({cell['p95_ms']:.1f}) ms, {energy:.0f} mJ"
-        whole = cell["throughput_hz"] >= KEPT * cell["rate"]
-        rows[server][cell["rate"]] = times if whole else f"only {cell['throughput_hz']:,.0f} answered"
-    head = ("requests a second", *(f"{rate:,.0f}" for rate in rates))
-    return markdown_table(head, [(server, *(found.get(rate, "-") for rate in rates)) for server, found in rows.items()])
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

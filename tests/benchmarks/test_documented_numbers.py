@@ -7,9 +7,8 @@ from itertools import product, takewhile
 from typing import Any
 
 from benchmarks.closed_loop import NEW, OLD, model_costs
-from benchmarks.gpu.page import calls, predicted_cells, summary
-from benchmarks.gpu.records import read_records
-from benchmarks.support.harness import RECORDS, ROOT, record_file
+from benchmarks.page import real_models_summary
+from benchmarks.support.harness import ROOT, record_file
 from benchmarks.support.peer_tables import BARE, BODIES, CONNECTIONS, MOSEC, tables
 from policies.profile import load_profile
 from policies.solver.model import Problem
@@ -28,13 +27,10 @@ def record(name: str) -> Any:
     return json.loads(record_file(f"{name}.json").read_text())
 
 
-def test_the_readme_quotes_no_measured_number_but_those_of_a_gpu() -> None:
+def test_the_readme_quotes_no_measured_number_but_those_of_its_table() -> None:
     """Numbers are in docs/benchmarks.md, which is generated; an indented block shows what a command prints."""
-    readme = (ROOT / "README.md").read_text()
-    folder = RECORDS / "gpu"
-    cells = [cell for call in calls(read_records(folder)) for cell in predicted_cells(call, folder)]
-    measured = summary(cells, "resnet50")
-    assert measured in readme, "the table of a GPU is of the records"
+    readme, measured = (ROOT / "README.md").read_text(), real_models_summary()
+    assert measured in readme, "the table is of the record"
     text = "\n".join(line for line in readme.replace(measured, "").splitlines() if not line.startswith("    "))
     unit = r"(?:ms|s|W|mW|J|mJ|MB|GB|%|per cent|times|x|/s|requests|calls)"
     assert re.findall(rf"(?<![\w.:])\d[\d.,]*\s?{unit}(?!\w)", text) == []
@@ -143,6 +139,6 @@ def test_the_page_names_all_losses_to_other_servers_of_more_than_5_per_cent() ->
         *((MOSEC, f"1 KB, {connections}") for connections in CONNECTIONS),
         (MOSEC, "CPU at 0.7"),
     }
-    text = page("docs/benchmarks.md")
+    text = page("benchmarks/records.md")
     assert "the bare batcher is faster at load 0.3, answers more JPEGs and needs less memory" in text
     assert "mosec answers more bodies of 1 KB and takes less CPU time" in text
