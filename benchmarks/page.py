@@ -89,9 +89,10 @@ def real_models_summary() -> str:
     """The README's table: mean response times, ms, of real models, each server with its best setting for each load."""
     rows = list[list[str]]()
     titles = {"Classifier": "EfficientNet-Lite0", "Encoder": "MiniLM", "VoiceDetector": "silero VAD"}
+    record = load_record("real_models")
+    loads = sorted({run["load"] for run in record["Encoder"]["runs"]["Batchwright"]})
     for model, title in titles.items():
-        found = load_record("real_models")[model]
-        loads = sorted({run["load"] for run in found["runs"]["Batchwright"]})
+        found = record[model]
         for server in ("Batchwright", "LitServe", "FastAPI"):
             names = [name for name in found["runs"] if name.startswith(server) and not name.endswith("before")]
             best = [min(_mean_ms(found["runs"][name], load) for name in names) for load in loads]
