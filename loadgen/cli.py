@@ -133,7 +133,7 @@ def generate_load(
     size_scale: Annotated[
         float, typer.Option(help="With --sizes: factor on the sizes; they are rounded up, except in s.")
     ] = 1.0,
-    levels: Annotated[str | None, typer.Option(help=f"{LEVELS_USAGE}.")] = None,
+    levels: Annotated[str | None, typer.Option(help=LEVELS_USAGE + ".")] = None,
     priority_weights: Annotated[
         str | None,
         typer.Option(

@@ -94,9 +94,11 @@ class Simulation:
         if self.sizes is not None:
             devices = [SimulatedDeviceOfLengths(self.profile)]
             requests = _requests_of_sizes(chosen[0], instants, self.model, self.sizes)
-        for request, level in zip(requests, () if self.levels is None else self.levels.levels, strict=False):
-            request.level = level
-        count = 1 if self.levels is None else len(self.levels.shares)
+        count = 1
+        if self.levels is not None:
+            count = len(self.levels.shares)
+            for request, level in zip(requests, self.levels.levels, strict=True):
+                request.level = level
         stations = [
             Station(_batcher(each, self.model, count), device.service_time, device.energy)
             for each, device in zip(chosen, devices, strict=True)
