@@ -19,6 +19,7 @@ _MIN_BACKOFF, _MAX_BACKOFF = 4, 64  # consecutive good windows before a step to 
 _EXPECTED, _ENOUGH = 20.0, 200.0  # expected late requests in a window that may change a margin, and that changes it
 _SIGNIFICANT = 2.0  # standard errors at which a window changes a margin before it has enough requests
 _FEWEST, _CLEAR = 3.0, 4.0  # expected late requests, and standard errors, at which a margin grows earlier still
+_KNOWN, _LATEST = 30, 100  # answers after which their time outside is known; of which it is the mean
 _TARGET = 0.8  # part of the allowed late requests that a margin aims at, since chance would miss the objective
 _GAIN_SIGNIFICANT, _GAIN = 1.0, 0.5  # parts of the measured excess by which a margin changes
 _LARGEST_EXCESS = 0.1  # of the bound: what is used of a larger difference, so that one bad window changes little
@@ -52,6 +53,29 @@ class ResponseCounts:
         self.served += requests
         self.within += requests if response <= bound else 0
         self.responses += [response] * requests
+
+
+@dataclass(slots=True)
+class TimeOutside:
+    """The time of answers outside of queue and device, such as decoding and HTTP, which no profile has.
+
+    Attributes:
+        count: number of answers.
+        mean: of about the latest hundred, s.
+    """
+
+    count: int = 0
+    mean: float = 0.0
+
+    @property
+    def known(self) -> bool:
+        """Whether there are enough answers."""
+        return self.count >= _KNOWN
+
+    def add(self, seconds: float) -> None:
+        """Add an answer."""
+        self.count += 1
+        self.mean += (seconds - self.mean) / min(self.count, _LATEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,28 +163,35 @@ class AgeMargin:
     requests late. It is solved for a bound that is smaller by a margin. Reducing its ages instead would not be enough:
     the small queues that it gives up would still use up the share.
 
-    The target is eight tenths of the requests that may be late. The margin changes by the difference between the
-    measured percentile, of that share, and the bound, if the share differs from the target by two standard errors, in a
-    window with at least twenty expected late requests. Otherwise it changes by half of the difference, once 200 are
-    expected. It grows with three expected already, where the share is too large by four standard errors. The standard
-    error is that of as many independent requests as there were batches. One change is at most a tenth of the bound, and
-    the margin stays between 0 and 0.9 of the bound.
+    It begins with the mean time outside of queue and device, once that is known: a first estimate, since percentiles do
+    not add up. Then the target is eight tenths of the requests that may be late. The margin changes by the difference
+    between the measured percentile, of that share, and the bound, if the share differs from the target by two standard
+    errors, in a window with at least twenty expected late requests. Otherwise it changes by half of the difference,
+    once 200 are expected. It grows with three expected already, where the share is too large by four standard errors.
+    The standard error is that of as many independent requests as there were batches. One change is at most a tenth of
+    the bound, and the margin stays between 0 and 0.9 of the bound.
 
     Attributes:
         bound: response time, s.
         share: share of the requests to be within the bound, above 0 and below 1.
         margin: s.
+        begun: whether it has a first estimate.
     """
 
     bound: float
     share: float = 0.95
     margin: float = 0.0
+    begun: bool = False
 
     @property
     def in_use(self) -> float:
         """The margin that is solved for, s: rounded, so that this does not happen after every window."""
         step = _STEP * self.bound
         return step * round(self.margin / step)
+
+    def begin(self, outside: float) -> "AgeMargin":
+        """Return the state whose margin is at least the mean time of answers outside of queue and device, s."""
+        return replace(self, margin=min(max(self.margin, outside), _LARGEST * self.bound), begun=True)
 
     def after(self, counts: ResponseCounts) -> "AgeMargin":
         """Return the next state; the same object if the window has too few requests and must be continued."""

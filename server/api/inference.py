@@ -528,9 +528,8 @@ class Inference:
         self.metrics.outcome(model, "ok", context.samples, since_body, context.level)
         if not context.device:  # decoding has answered it
             return
-        self.metrics.call_completed(
-            model, context.device, response, context.samples, since_body, self._shown_level(model, context)
-        )
+        served, level = context.waiting + context.service, self._shown_level(model, context)
+        self.metrics.call_completed(model, context.device, response, context.samples, since_body, served, level)
         preparing = context.queued - context.began
         self.metrics.statistics.call_completed(model, preparing, context.waiting, context.service, response)
 

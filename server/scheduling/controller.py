@@ -13,7 +13,7 @@ from math import inf
 from typing import Any, TypeVar
 
 from policies.adaptation.drift import DriftDetector
-from policies.adaptation.objective import AgeMargin, Objective, ResponseCounts
+from policies.adaptation.objective import AgeMargin, Objective, ResponseCounts, TimeOutside
 from policies.catalog import ModelPolicy, solved_again
 from policies.profile import Profile
 from policies.types import SpecError
@@ -41,6 +41,7 @@ class _Monitored:
         objective: the response-time objective; None where the spec has none. While greedy is in use, because a policy
             is solved for a reduced maximum batch size, it is that policy's.
         served: answers since the objective's state last changed.
+        outside: times of the model's answers that its profile does not know, whichever policy was set.
         bins_updates: those of the policy's bins that were looked at.
         solve_shares_from: instant from which it may be solved for shares of levels, s.
         solving: the running task that solves another policy.
@@ -51,6 +52,7 @@ class _Monitored:
     drift: DriftDetector
     objective: Objective | AgeMargin | None
     served: ResponseCounts = field(default_factory=ResponseCounts)
+    outside: TimeOutside = field(default_factory=TimeOutside)
     bins_updates: int = 0
     solve_shares_from: float = 0.0
     solving: "asyncio.Task[None] | None" = None
@@ -157,9 +159,17 @@ class Controller:
             self._solve(model, monitored.current.profile, "levels", reason, {"solved_shares": tuple(shares)})
         return bool(shares)
 
-    def answered(self, model: str, response: float, requests: int) -> None:
-        """Evaluate the response time of a call, measured by the HTTP interface, s, for each of its requests."""
+    def answered(self, model: str, response: float, served: float, requests: int) -> None:
+        """Evaluate the response time of a call, measured by the HTTP interface, for each of its requests.
+
+        Args:
+            model: of the call.
+            response: s.
+            served: part of it in the queue and on the device, s.
+            requests: of the call.
+        """
         monitored = self._state(model)
+        monitored.outside.add(response - served)
         if monitored.objective is None or monitored.solving is not None or self._dispatcher.accounting.shared:
             return
         if monitored.current.slo == inf:  # greedy, until a policy is solved for the reduced maximum batch size
@@ -237,20 +247,26 @@ class Controller:
         if objective is not None or before is not None:
             self._metrics.objective_level(model, self._dispatcher.device, 0)
             self._metrics.objective_margin(model, self._dispatcher.device, chosen.margin)
-        return _Monitored(chosen, chosen, drift, objective)
+        outside = TimeOutside() if before is None else before.outside
+        return _Monitored(chosen, chosen, drift, objective, outside=outside)
 
     def _detector(self, profile: Profile) -> DriftDetector:
         return DriftDetector(profile, (profile.idle_power or 0.0) if self._counts_idle else 0.0)
 
     def _evaluate_objective(self, model: str, monitored: _Monitored, objective: Objective | AgeMargin) -> None:
-        answers = monitored.served
-        after = objective.after(answers)
-        if after is objective:
-            return
+        after: Objective | AgeMargin
+        if isinstance(objective, AgeMargin) and not objective.begun and monitored.outside.known:
+            after = objective.begin(monitored.outside.mean)
+            reason = f"answers take {1e3 * monitored.outside.mean:.3g} ms outside of queue and device"
+        else:
+            answers = monitored.served
+            after = objective.after(answers)
+            if after is objective:
+                return
+            late = 1.0 - answers.within / answers.served
+            reason = f"{late:.1%} of {answers.served} answers took longer than {1e3 * after.bound:g} ms"
         monitored.served = ResponseCounts()
         monitored.objective = after
-        late = 1.0 - answers.within / answers.served
-        reason = f"{late:.1%} of {answers.served} answers took longer than {1e3 * after.bound:g} ms"
         if isinstance(after, AgeMargin):
             if after.in_use != monitored.current.margin:
                 reason = f"{reason}: solved for {1e3 * (after.bound - after.in_use):.4g} ms"

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.adaptation.objective import AgeMargin, Move, Objective, ResponseCounts
+from policies.adaptation.objective import AgeMargin, Move, Objective, ResponseCounts, TimeOutside
 
 GOOD, FAIR, BAD, AWFUL = (ResponseCounts(1000, within, 200) for within in (990, 955, 900, 500))
 FEW = ResponseCounts(90, 0, 20)
@@ -146,6 +146,25 @@ def test_a_margin_waits_for_enough_requests(late: float, requests: int) -> None:
 
     assert before.after(counts(requests - 10)) is before
     assert before.after(counts(requests + 10)) is not before
+
+
+@pytest.mark.parametrize(("outside", "margin"), [(0.005, 0.01), (0.02, 0.02), (0.5, 0.09)])
+def test_a_margin_begins_with_at_least_the_time_outside_of_queue_and_device(outside: float, margin: float) -> None:
+    begun = AgeMargin(0.1, margin=0.01).begin(outside)
+    assert begun.margin == pytest.approx(margin)
+    assert begun.begun
+
+
+def test_the_time_outside_is_the_mean_of_the_latest_answers() -> None:
+    outside = TimeOutside()
+    for seconds in [0.01] * 20 + [0.03] * 20:
+        known = outside.known
+        outside.add(seconds)
+    assert known
+    assert outside.mean == pytest.approx(0.02)
+    for _ in range(1000):
+        outside.add(0.05)
+    assert outside.mean == pytest.approx(0.05, rel=0.01)
 
 
 def test_a_margin_in_use_has_steps() -> None:

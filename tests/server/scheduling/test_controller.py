@@ -29,6 +29,7 @@ from tests.support.fakes import UNLIMITED, FakeExecutor, chosen, run_scenario, s
 from tests.support.virtual_clock import virtual_loop
 
 P4 = load_profile("googlenet-tesla-p4-x10")
+AGES = "smdp:slo_p95_ms=60"
 SLOWER = replace(
     P4,
     service_times=tuple(1.5 * t for t in P4.service_times),
@@ -151,12 +152,12 @@ def serve(
             await asyncio.sleep(overhead)
             response = loop.time() - began
             responses.append(response)
-            metrics.call_completed("m", dispatcher.device, response, 1, response)
+            metrics.call_completed("m", dispatcher.device, response, 1, response, response - overhead)
 
         for number, instant in enumerate(instants):
             await asyncio.sleep(instant - loop.time())
             if swap is not None and instant > 5.0 and dispatcher.chosen["m"].spec != swap:
-                dispatcher.policies.set("m", choose(swap, P4))
+                dispatcher.policies.set("m", choose(swap, executor.assumed))
             answers.append(asyncio.ensure_future(call(number)))
             await asyncio.sleep(0)
         await dispatcher.drain()
@@ -236,12 +237,25 @@ def test_maximum_ages_are_solved_for_a_smaller_bound_until_the_percentile_is_kep
     assert 0.02 < late < 0.07, "5 per cent may be late"
 
 
+@pytest.mark.parametrize(("spec", "swap", "duration"), [(AGES, None, 2.0), ("greedy", AGES, 5.2)])
+def test_a_margin_begins_with_the_time_of_answers_outside_of_queue_and_device_whatever_policy_was_set(
+    monkeypatch: pytest.MonkeyPatch, spec: str, swap: str | None, duration: float
+) -> None:
+    monkeypatch.setattr("policies.objectives.solving.default_loads", lambda: [0.1])
+    few = P4.truncated(8)
+    executor = ChangingExecutor(few, few, inf)
+    executor.assumed = few
+    seen = serve(executor, spec, 0.1 * few.capacity, swap=swap, overhead=0.012, duration=duration)
+    assert seen.changes("objective") == 1
+    assert seen.chosen.margin == pytest.approx(0.012)
+
+
 def test_without_overhead_maximum_ages_stay_nearly_as_solved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("policies.objectives.solving.default_loads", lambda: [0.5])
     few = P4.truncated(8)
     executor = ChangingExecutor(few, few, inf)
     executor.assumed = few
-    seen = serve(executor, "smdp:slo_p95_ms=60", 0.5 * few.capacity)
+    seen = serve(executor, AGES, 0.5 * few.capacity)
     assert seen.chosen.margin < 0.003
 
 
@@ -253,7 +267,7 @@ def test_a_margin_is_kept_when_an_operator_sets_the_policy_and_when_the_memory_i
     few = P4.truncated(8)
     executor = ChangingExecutor(few, few, inf)
     executor.assumed = few
-    solved = replace(choose("smdp:slo_p95_ms=60", few), margin=0.012)
+    solved = replace(choose(AGES, few), margin=0.012)
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> ModelPolicy:
         controller = Controller(dispatcher, Metrics(), executor.meter, Inline())
@@ -273,7 +287,7 @@ def test_a_margin_is_kept_when_an_operator_sets_the_policy_and_when_the_memory_i
         return dispatcher.chosen["m"]
 
     chosen = run_scenario(scenario, {"m": choose("greedy", few)}, executor)
-    assert (chosen.spec, chosen.profile.max_batch_size) == ("smdp:slo_p95_ms=60", 4)
+    assert (chosen.spec, chosen.profile.max_batch_size) == (AGES, 4)
     assert chosen.margin == pytest.approx(0.012)
 
 
