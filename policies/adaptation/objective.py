@@ -4,7 +4,7 @@
 """
 
 from dataclasses import dataclass, field, replace
-from math import sqrt
+from math import inf, sqrt
 from typing import Literal
 
 import numpy as np
@@ -19,6 +19,8 @@ _MIN_BACKOFF, _MAX_BACKOFF = 4, 64  # consecutive good windows before a step to 
 _EXPECTED, _ENOUGH = 20.0, 200.0  # expected late requests in a window that may change a margin, and that changes it
 _SIGNIFICANT = 2.0  # standard errors at which a window changes a margin before it has enough requests
 _FEWEST, _CLEAR = 3.0, 4.0  # expected late requests, and standard errors, at which a margin grows earlier still
+_CLEARLY_BELOW = 0.05  # of the bound: difference of the percentile's upper limit at which a margin shrinks as early
+_CHANCE = 0.05  # with which all of some batches may be faster than a percentile, so that their slowest is its limit
 _KNOWN, _LATEST = 30, 100  # answers after which their time outside is known; of which it is the mean
 _TARGET = 0.8  # part of the allowed late requests that a margin aims at, since chance would miss the objective
 _GAIN_SIGNIFICANT, _GAIN = 1.0, 0.5  # parts of the measured excess by which a margin changes
@@ -167,9 +169,11 @@ class AgeMargin:
     not add up. Then the target is eight tenths of the requests that may be late. The margin changes by the difference
     between the measured percentile, of that share, and the bound, if the share differs from the target by two standard
     errors, in a window with at least twenty expected late requests. Otherwise it changes by half of the difference,
-    once 200 are expected. It grows with three expected already, where the share is too large by four standard errors.
-    The standard error is that of as many independent requests as there were batches. One change is at most a tenth of
-    the bound, and the margin stays between 0 and 0.9 of the bound.
+    once 200 are expected. With three expected already it grows where the share is too large by four standard errors,
+    and shrinks where even the upper confidence limit of the percentile is a twentieth of the bound below it, to that
+    limit: the quantile of two standard errors more, or the slowest of enough batches. The standard error is that of as
+    many independent requests as there were batches. One change is at most a tenth of the bound, and the margin stays
+    between 0 and 0.9 of the bound.
 
     Attributes:
         bound: response time, s.
@@ -202,11 +206,24 @@ class AgeMargin:
         late = 1.0 - counts.within / counts.served
         error = sqrt(self.share * allowed / counts.independent)
         if expected < _EXPECTED and late - target <= _CLEAR * error:
-            return self
+            excess = _upper_limit(counts, 1.0 - target, error) - self.bound
+            return self._changed(excess) if excess < -_CLEARLY_BELOW * self.bound else self
         significant = abs(late - target) > _SIGNIFICANT * error
         if not significant and expected < _ENOUGH:
             return self
+        excess = float(np.quantile(counts.responses, 1.0 - target)) - self.bound
+        return self._changed(excess, _GAIN_SIGNIFICANT if significant else _GAIN)
+
+    def _changed(self, excess: float, gain: float = 1.0) -> "AgeMargin":
+        """Return the state with a margin that is larger by a part of the percentile's excess over the bound, s."""
         largest = _LARGEST_EXCESS * self.bound
-        excess = min(max(float(np.quantile(counts.responses, 1.0 - target)) - self.bound, -largest), largest)
-        gain = _GAIN_SIGNIFICANT if significant else _GAIN
-        return replace(self, margin=min(max(self.margin + gain * excess, 0.0), _LARGEST * self.bound))
+        margin = self.margin + gain * min(max(excess, -largest), largest)
+        return replace(self, margin=min(max(margin, 0.0), _LARGEST * self.bound))
+
+
+def _upper_limit(counts: ResponseCounts, level: float, error: float) -> float:
+    """Upper confidence limit of a percentile of the response times, s; infinite if there are too few of them."""
+    upper = level + _SIGNIFICANT * error
+    if upper < 1.0:
+        return float(np.quantile(counts.responses, upper))
+    return max(counts.responses) if level**counts.independent < _CHANCE else inf

@@ -115,6 +115,24 @@ def test_a_margin_follows_the_measured_percentile(slowest: float, slow: float, o
     assert AgeMargin(0.1, margin=0.02).after(counts).margin == pytest.approx(0.02 + change)
 
 
+@pytest.mark.parametrize(
+    ("slowest", "others", "requests", "change"),
+    [
+        (0.094, 0.02, 150, -0.006),  # to the slowest of 75 batches
+        (0.094, 0.02, 140, None),  # too few batches: all of 70 are below it with a chance of 0.96 ** 70
+        (0.096, 0.02, 150, None),  # not far below the bound
+        (0.20, 0.02, 300, -0.010),  # one of 300 is late, which is above the limit; a tenth of the bound at most
+        (0.20, 0.094, 300, -0.006),
+    ],
+)
+def test_a_margin_shrinks_early_where_the_percentile_is_clearly_below_the_bound(
+    slowest: float, others: float, requests: int, change: float | None
+) -> None:
+    before = AgeMargin(0.1, margin=0.02)
+    after = before.after(measured(slowest, *[others] * (requests - 1)))
+    assert after is before if change is None else after.margin == pytest.approx(0.02 + change)
+
+
 def test_a_margin_is_not_negative() -> None:
     assert AgeMargin(0.1, margin=0.001).after(measured(*[0.02] * 4000)).margin == 0.0
 
@@ -134,7 +152,7 @@ def test_a_margin_is_below_the_bound() -> None:
         (0.09, 400),  # twenty for a difference that is no chance
         (0.045, 4000),  # a smaller one needs all
         (0.04, 4000),
-        (0.0, 400),
+        (0.0, 146),  # 73 batches, all far below the bound
     ],
 )
 def test_a_margin_waits_for_enough_requests(late: float, requests: int) -> None:
@@ -158,9 +176,8 @@ def test_a_margin_begins_with_at_least_the_time_outside_of_queue_and_device(outs
 def test_the_time_outside_is_the_mean_of_the_latest_answers() -> None:
     outside = TimeOutside()
     for seconds in [0.01] * 20 + [0.03] * 20:
-        known = outside.known
+        assert outside.known == (outside.count >= 30)
         outside.add(seconds)
-    assert known
     assert outside.mean == pytest.approx(0.02)
     for _ in range(1000):
         outside.add(0.05)
