@@ -137,9 +137,11 @@ def _measure(model: str, rate: float, chosen: Any, folder: Path) -> dict[str, An
             learned.update(_get(f"{server.url}/admin/models/model/profile"))
             return result
 
-    for name, factor in FACTORS.items():
-        found[name] = served(factor, [(seconds, sent)])
+    for name in ["none", *(name for name in FACTORS if name != "none" and name in (chosen.profiles or FACTORS))]:
+        found[name] = served(FACTORS[name], [(seconds, sent)])
         print(model, name, _summary(found[name]), flush=True)
+    if chosen.profiles:
+        return found
     busy, goal = (seconds / 3, 2 * seconds / 3), ("--slo-p95-ms", str(_GOAL))
     found["a core is taken"] = served(1.0, [(seconds, sent)], busy)
     found[f"a core is taken, p95 within {_GOAL} ms"] = served(1.0, [(seconds, sent)], busy, goal)
@@ -201,12 +203,15 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", choices=_MODELS, default=_MODELS)
     parser.add_argument("--rates", nargs="*", type=float, required=True, help="1/s, one for each model")
     parser.add_argument("--seconds", type=float, default=660.0, help="of each server")
+    parser.add_argument(
+        "--profiles", nargs="*", choices=FACTORS, help="measure these only, and first the one they need"
+    )
     add_trace_argument(parser)
     chosen = parser.parse_args()
     record: dict[str, Any] = load_record(NAME)
     with temporary_cache() as folder:
         for model, rate in zip(chosen.models, chosen.rates, strict=True):
-            record[model] = _measure(model, rate, chosen, folder)
+            record[model] = record.get(model, {}) | _measure(model, rate, chosen, folder)
             save_record(NAME, record)
     draw(record)
     save_table(NAME, "Predicted and measured response times", table(record))
