@@ -7,6 +7,7 @@
 #     --cap-drop ALL --security-opt no-new-privileges --publish 8000:8000 batchwright:gpu
 # Without network put the weights into the volume, below torch/hub/checkpoints, or give --weights FILE; a server without
 # weights ends with exit code 2.
+# A model of your own: examples/image_classifier/Dockerfile extends this image.
 # After SIGTERM calls are admitted for the drain delay, then finished: --stop-timeout has to be longer than both.
 FROM nvidia/cuda:13.0.1-runtime-ubuntu24.04 AS base
 
@@ -18,7 +19,7 @@ RUN apt-get update \
 
 WORKDIR /opt/batchwright
 ENV BATCHWRIGHT_HOST=0.0.0.0 BATCHWRIGHT_DRAIN_DELAY_S=5 XDG_CACHE_HOME=/home/batchwright/.cache \
-    PYTHONDONTWRITEBYTECODE=1
+    PYTHONDONTWRITEBYTECODE=1 PATH=/opt/batchwright/.venv/bin:$PATH
 EXPOSE 8000
 VOLUME /home/batchwright/.cache
 HEALTHCHECK --interval=10s --timeout=3s --start-period=120s \

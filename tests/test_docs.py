@@ -25,7 +25,7 @@ RESEARCH = [ROOT / "research" / name for name in ("batchmonitor.md", "lazy-batch
 APPS = [solve_policy, serve_model, profile_model, generate_load]
 OURS = {option for app in APPS for param in typer.main.get_command(app).params for option in param.opts} | {"--help"}
 OTHERS = {  # of curl, docker, kubectl, nvidia-smi, ray, build and prometheus
-    *("--head", "--target", "--wheel", "--storage", "--web"),
+    *("--head", "--target", "--wheel", "--storage", "--web", "--publish", "--volume"),
     *("--cacert", "--data", "--data-binary", "--build", "--from-file", "--format", "--persistence-mode"),
     *("--query-supported-clocks", "--lock-gpu-clocks", "--reset-gpu-clocks"),
 }

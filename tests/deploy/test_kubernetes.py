@@ -113,7 +113,7 @@ def test_the_example_folder_in_the_docs_can_be_rendered(tmp_path: Path) -> None:
         kubernetes_validate.validate(each, VERSIONS[-1], strict=True)
     (deployment,) = (each for each in rendered if each["kind"] == "Deployment")
     (server,) = deployment["spec"]["template"]["spec"]["containers"]
-    assert server["image"] == f"registry.example.com/{container('gpu')['image']}"
+    assert server["image"] == "registry.example.com/classifier:1"
     assert {"BATCHWRIGHT_API_KEY_FILE", *environment("gpu")} == {each["name"] for each in server["env"]}
 
 
