@@ -87,9 +87,11 @@ bench-peers: $(STAMP)  ## measure beside a FastAPI server, mosec and granian (ab
 	$(BIN)/python -m benchmarks.http_servers $(if $(PEER_PYTHON),--granian-python $(PEER_PYTHON))
 	$(BIN)/python -m benchmarks.page
 
-real-models: $(STAMP)  ## measure models with real weights beside LitServe and FastAPI, in turns (hours; installs them; needs the trace)
-	$(BIN)/python -m pip install --quiet --editable ".[real-models]"
+compare: $(EXAMPLES)  ## measure real models beside all peers, in turns (a day; installs them in .peers/; needs the trace)
 	$(BIN)/python -m benchmarks.real_models
+	$(BIN)/python -m benchmarks.page
+
+real-models: $(EXAMPLES)  ## measure predictions, goals and priorities on real models (hours; needs the trace)
 	$(BIN)/python -m benchmarks.predictions --rates 20 40 20
 	$(BIN)/python -m benchmarks.resources
 	$(BIN)/python -m benchmarks.priorities
@@ -154,4 +156,4 @@ gpu:  ## on a machine with a GPU: check and measure everything in one call of at
 gpu-page:  ## tables, figures and profiles of the records of make gpu, also of a call that was stopped (OUT=folder)
 	$$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) -m benchmarks.gpu.page $(OUT)
 
-.PHONY: help install serve example test test-quick check format bench bench-live bench-peers real-models bench-deploy stress records paper percentiles paper-batching audit gpu gpu-page
+.PHONY: help install serve example test test-quick check format bench bench-live bench-peers compare real-models bench-deploy stress records paper percentiles paper-batching audit gpu gpu-page

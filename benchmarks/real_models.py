@@ -2,16 +2,19 @@
 
 Three models with real weights (benchmarks/servers/real_models.py): an image classifier from JPEG bytes, an encoder of
 texts with the token counts of a production trace, and a voice detector on sounds of mixed lengths. Each server has the
-same class: Batchwright with its defaults, LitServe without batching and with a grid of max_batch_size and
-batch_timeout, and FastAPI without batching in a thread pool. `--before` adds Batchwright of another checkout. The
-client runs beside the server, on the same cores. Pages of text are read by examples/read_text as a pipeline, by a
-client that calls its two models, and by other servers with both in one class, which recognises the lines of a page in
-one batch.
+same class: Batchwright with its defaults and with a bound on the 95th percentile, LitServe and FastAPI without
+batching, and LitServe, mosec, BentoML, Ray Serve and Triton with their defaults and with a grid of the largest batch
+and the time that it is waited for. Peers have environments of their own. `--before` adds Batchwright of another
+checkout. The client runs beside the server, on the same cores. Pages of text are read by examples/read_text as a
+pipeline, by a client that calls its two models, and by other servers with both in one class, which recognises the lines
+of a page in one batch.
 
-Loads are fractions of Batchwright's saturation, measured with as many clients as four batches. Servers take turns in
-each round, each started anew. A cell has Poisson arrivals, the same for each server and another seed in each round,
-after some seconds at the same rate that do not count, in which a server may learn. CPU time is that of all processes of
-the server. A cell beside other load, of more than a fifth of a core, is measured again. Intervals are 95 % over rounds.
+Loads are fractions of Batchwright's saturation, measured with as many clients as four batches. The bound is four times
+the response time of a call alone at Batchwright. Servers take turns in each round, each started anew, and answer all
+bodies at once, which is compared with the library's answers. A cell has Poisson arrivals, the same for each server and
+another seed in each round, after some seconds at the same rate that do not count, in which a server may learn. CPU time
+is that of all processes of the server. A cell beside other load, of more than a fifth of a core, is measured again.
+Intervals are 95 % over rounds.
 """
 
 import asyncio
@@ -23,19 +26,23 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from random import Random
-from typing import Any, Literal
+from typing import Any
 
 import aiohttp
 import numpy as np
 import psutil
 import uvloop
 
-from benchmarks.servers.real_models import MAX_TOKENS, SAMPLE_RATE, Encoder
+from benchmarks.servers import real_models
+from benchmarks.servers.real_models import MAX_TOKENS, SAMPLE_RATE, Encoder, serve_alike
 from benchmarks.support.calls import HttpCall, tensor_call
 from benchmarks.support.harness import (
     ROOT,
@@ -54,7 +61,8 @@ from benchmarks.support.harness import (
     serving,
     temporary_cache,
 )
-from benchmarks.support.processes import cpu_seconds, running_peer
+from benchmarks.support.peer_environments import peer_python
+from benchmarks.support.processes import cpu_seconds, resource_usage, running_peer
 from examples.ocr.lines import random_line
 from examples.read_text.page import draw_page
 from examples.read_text.read import boxes_on, cut_line, fitted, read_page
@@ -64,11 +72,13 @@ from loadgen.precise_timer import precise_instants
 NAME = "real_models"
 EMBEDDINGS, PAGES = "Embeddings", "Pages"
 MODELS = ("Classifier", "Encoder", "VoiceDetector", EMBEDDINGS, PAGES)
-OURS, BEFORE, UNBATCHED = "Batchwright", "Batchwright, before", "FastAPI, no batching"
+OURS, BOUNDED, BEFORE = "Batchwright", "Batchwright with the bound", "Batchwright, before"
+UNBATCHED = "FastAPI, no batching"
 CLIENT = "Batchwright, a client that calls both models"
 IN_ORDER, INFINITY = "FastAPI, batches in order of arrival", "Infinity"
-GRID = tuple(product((4, 8, 16), (0.0, 0.01)))  # of LitServe: max_batch_size, batch_timeout, s
-LOADS = (0.3, 0.6, 0.9)
+GRID = tuple(product((4, 8, 16), (0.0, 0.01)))  # largest batch, and the time that it is waited for, s
+LOADS = (0.3, 0.6, 0.9, 1.5)
+_BOUND, _ALONE = 4.0, 25  # of the response time of a call alone: the bound; calls to measure that
 LARGEST = 16
 _SATURATING, _SATURATION_S = 4 * LARGEST, 12.0
 _OTHER_LOAD, _ATTEMPTS = 0.2, 3  # cores; measurements of a cell
@@ -78,28 +88,47 @@ _LONGEST_CELL = 600.0  # s
 _WORDS = "a batch of texts takes as long as its longest one while the others wait for it and the padding costs time"
 
 
+Call = Callable[[bytes], HttpCall]
+
+
 @dataclass(frozen=True)
 class Target:
-    """A running server: its process id, its URL, and how it takes a body: raw, in base64, or as OpenAI's interface.
-
-    In the form "both" the client calls two models; `server` is one whose batch sizes are recorded.
-    """
+    """A running server: its process id, the call of a body, and, where its batch sizes are recorded, our server."""
 
     pid: int
-    url: str
-    form: Literal["raw", "base64", "openai", "both"] = "raw"
+    call: Call
     server: Server | None = None
 
-    def call(self, body: bytes) -> HttpCall:
-        """The call of a body."""
-        if self.form == "both":
-            return PageCalls(self.url, body, {})
-        if self.form != "raw":
-            document = {"body": base64.b64encode(body).decode()}
-            if self.form == "openai":
-                document = {"model": "model", "input": body.decode()}
-            return HttpCall(self.url, json.dumps(document).encode(), {"Content-Type": "application/json"})
-        return HttpCall(self.url, body, {"Content-Type": "application/octet-stream"})
+
+def raw(url: str) -> Call:
+    """Calls with the body as it is."""
+    return lambda body: HttpCall(url, body, {"Content-Type": "application/octet-stream"})
+
+
+def in_json(url: str, document: Callable[[str], Mapping[str, Any]]) -> Call:
+    """Calls with JSON that has the body in base64."""
+
+    def call(body: bytes) -> HttpCall:
+        content = json.dumps(document(base64.b64encode(body).decode())).encode()
+        return HttpCall(url, content, {"Content-Type": "application/json"})
+
+    return call
+
+
+def openai(url: str) -> Call:
+    """Calls of OpenAI's interface for embeddings."""
+
+    def call(body: bytes) -> HttpCall:
+        content = json.dumps({"model": "model", "input": body.decode()}).encode()
+        return HttpCall(url, content, {"Content-Type": "application/json"})
+
+    return call
+
+
+def in_tensor(url: str) -> Call:
+    """Calls of the Open Inference Protocol with the body as one value of type BYTES."""
+    tensor, outputs = {"name": "body", "shape": [1, 1], "datatype": "BYTES"}, [{"name": "answer"}]
+    return lambda body: tensor_call(url, tensor, len(body).to_bytes(4, "little") + body, outputs)
 
 
 @dataclass(frozen=True)
@@ -130,90 +159,130 @@ class PageCalls(HttpCall):
 Start = Callable[[str, bytes], AbstractContextManager[Target]]
 
 
-def _batchwright(checkout: Path) -> Start:
+def _batchwright(checkout: Path, *more: str) -> Start:
     @contextmanager
     def start(model: str, _: bytes) -> Iterator[Target]:
         spec = f"model={ROOT / 'benchmarks' / 'servers' / 'real_models.py'}:{model}"
         command = ["env", "-C", str(checkout), f"PYTHONPATH={checkout}", *command_line("serve-model"), spec]
-        with running(*command, "--device", "cpu", "--max-batch-size", str(LARGEST), ready_within=300) as server:
-            yield Target(server.process.pid, f"{server.url}/predict")
+        flags = ("--device", "cpu", "--max-batch-size", str(LARGEST), *more)
+        with running(*command, *flags, ready_within=300) as server:
+            yield Target(server.process.pid, raw(f"{server.url}/predict"))
 
     return start
 
 
-def _peer(module: str, form: Literal["raw", "base64"], *arguments: str) -> Start:
+def _peer(environment: str | None, command: Callable[[str, int], Sequence[str]], call: Callable[[str], Call]) -> Start:
+    """A peer in its environment, None for ours; `command` are the interpreter's arguments for a model and a port."""
+
     @contextmanager
     def start(model: str, body: bytes) -> Iterator[Target]:
         port = free_port()
-        url = f"http://127.0.0.1:{port}/predict"
-        command = [sys.executable, "-m", f"benchmarks.peer_servers.{module}", model, "--port", str(port), *arguments]
-        with running_peer(command, Target(0, url, form).call(body), {}) as pid:
-            yield Target(pid, url, form)
+        python = sys.executable if environment is None else peer_python(environment)
+        made = call(f"http://127.0.0.1:{port}")
+        with running_peer([python, "-m", *command(model, port)], made(body), {}, ready_within=120) as pid:
+            yield Target(pid, made)
 
     return start
 
 
-def _encoder_servers(infinity: str | None) -> dict[str, Start]:
+def _script(name: str, *arguments: str) -> Callable[[str, int], Sequence[str]]:
+    return lambda model, port: (f"benchmarks.peer_servers.{name}", model, "--port", str(port), *arguments)
+
+
+def _litserve(*arguments: str) -> Start:
+    script = _script("real_litserve_server", *arguments)
+    return _peer("litserve", script, lambda url: in_json(f"{url}/predict", lambda body: {"body": body}))
+
+
+def _fastapi(*arguments: str) -> Start:
+    return _peer(None, _script("real_fastapi_server", *arguments), lambda url: raw(f"{url}/predict"))
+
+
+def _mosec(batch: int, wait: float) -> Start:
+    script = _script("real_mosec_server", "--batch", str(batch), "--wait", str(max(1, round(1e3 * wait))))
+    return _peer("mosec", script, lambda url: raw(f"{url}/inference"))
+
+
+def _bentoml(batch: int, wait: float) -> Start:
+    script = _script("real_bentoml_server", "--batch", str(batch), "--wait", str(max(1, round(1e3 * wait))))
+    return _peer("bentoml", script, lambda url: in_json(f"{url}/predict", lambda body: {"bodies": [body]}))
+
+
+def _ray(batch: int, wait: float) -> Start:
+    script = _script("real_ray_server", "--batch", str(batch), "--wait", str(wait))
+    return _peer("ray", script, lambda url: raw(f"{url}/predict"))
+
+
+def _triton(batch: int, wait: float) -> Start:
+    script = _script("real_triton_server", "--batch", str(batch), "--wait", str(round(1e3 * wait)))
+    return _peer("triton", script, lambda url: in_tensor(f"{url}/v2/models/model/infer"))
+
+
+def _infinity(_: str, port: int) -> Sequence[str]:
+    model = ["--model-id", str(Encoder.folder()), "--host", "127.0.0.1", "--port", str(port)]
+    flags = ["--served-model-name", "model", "--batch-size", str(LARGEST), "--device", "cpu", "--engine", "torch"]
+    return ["infinity_emb.cli", "v2", *model, *flags]
+
+
+PEERS = {"mosec": _mosec, "BentoML": _bentoml, "Ray Serve": _ray, "Triton": _triton}
+DEFAULTS = {"mosec": (LARGEST, 0.01), "BentoML": (100, 60.0), "Ray Serve": (10, 0.01), "Triton": (LARGEST, 0.0)}
+
+
+def _embedding_servers() -> dict[str, Start]:
     """Servers of the encoder by the interface of OpenAI, or as FastAPI's user would write it."""
 
     @contextmanager
     def ours(_: str, __: bytes) -> Iterator[Target]:
         spec = f"model=hf:{Encoder.folder()}"
         with serving(spec, "--device", "cpu", "--max-batch-size", str(LARGEST), ready_within=300) as server:
-            yield Target(server.process.pid, f"{server.url}/v1/embeddings", "openai")
+            yield Target(server.process.pid, openai(f"{server.url}/v1/embeddings"))
 
-    @contextmanager
-    def theirs(_: str, body: bytes) -> Iterator[Target]:
-        assert infinity is not None
-        port = free_port()
-        url = f"http://127.0.0.1:{port}/embeddings"
-        flags = ["--served-model-name", "model", "--batch-size", str(LARGEST), "--device", "cpu", "--engine", "torch"]
-        model = ["--model-id", str(Encoder.folder()), "--host", "127.0.0.1", "--port", str(port)]
-        with running_peer([infinity, "v2", *model, *flags], Target(0, url, "openai").call(body), {}) as pid:
-            yield Target(pid, url, "openai")
-
-    found: dict[str, Start] = {OURS: ours, IN_ORDER: _peer("real_fastapi_server", "raw", "--batch", str(LARGEST))}
-    return found | ({INFINITY: theirs} if infinity else {})
+    infinity = _peer("infinity", _infinity, lambda url: openai(f"{url}/embeddings"))
+    return {OURS: ours, IN_ORDER: _fastapi("--batch", str(LARGEST)), INFINITY: infinity}
 
 
 def _page_servers() -> dict[str, Start]:
     """Servers of pages of text: by a pipeline, by two models that the client calls, or by both models in one."""
 
-    def ours(form: Literal["raw", "both"]) -> Start:
+    def ours(call: Callable[[str], Call]) -> Start:
         @contextmanager
         def start(_: str, __: bytes) -> Iterator[Target]:
             files = {"det": "read_text/detector.py:Detector", "rec": "ocr/model.py:Recogniser"}
             files |= {"read": "read_text/read.py:ReadText"}
             specs = [f"{name}={ROOT}/examples/{file}" for name, file in files.items()]
             with serving(*specs, "--device", "cpu", ready_within=300) as server:
-                url = server.url if form == "both" else f"{server.url}/predict/read"
-                yield Target(server.process.pid, url, form, server)
+                yield Target(server.process.pid, call(server.url), server)
 
         return start
 
-    lit, fast = _peer("real_litserve_server", "base64"), _peer("real_fastapi_server", "raw")
-    return {OURS: ours("raw"), CLIENT: ours("both"), "LitServe": lit, "FastAPI": fast}
+    pipeline, both = (
+        ours(lambda url: raw(f"{url}/predict/read")),
+        ours(lambda url: lambda body: PageCalls(url, body, {})),
+    )
+    return {OURS: pipeline, CLIENT: both, "LitServe": _litserve(), "FastAPI": _fastapi()}
 
 
-def servers(model: str, before: Path | None = None, infinity: str | None = None) -> dict[str, Start]:
-    """How each server of a model is started, by name; `before` is a checkout of another commit."""
+def servers(model: str, bound: float | None = None, before: Path | None = None) -> dict[str, Start]:
+    """How each server of a model is started, by name.
+
+    Args:
+        model: one of MODELS.
+        bound: that Batchwright keeps for 95 % of the requests in one of its rows, ms; None: there is no such row.
+        before: a checkout of another commit, for a row of its own.
+    """
     if model == EMBEDDINGS:
-        return _encoder_servers(infinity)
+        return _embedding_servers()
     if model == PAGES:
         return _page_servers()
-    lit = {
-        f"LitServe {size}, {1e3 * wait:g} ms": _peer(
-            "real_litserve_server", "base64", "--batch", str(size), "--wait", str(wait)
-        )
-        for size, wait in GRID
-    }
-    return {
-        OURS: _batchwright(ROOT),
-        **({BEFORE: _batchwright(before)} if before else {}),
-        "LitServe, no batching": _peer("real_litserve_server", "base64"),
-        **lit,
-        UNBATCHED: _peer("real_fastapi_server", "raw"),
-    }
+    found = {OURS: _batchwright(ROOT)}
+    found |= {BOUNDED: _batchwright(ROOT, "--slo-p95-ms", f"{bound:g}")} if bound else {}
+    found |= {BEFORE: _batchwright(before)} if before else {}
+    found |= {"LitServe, no batching": _litserve(), UNBATCHED: _fastapi()}
+    for batch, wait in GRID:
+        setting = f"{batch}, {1e3 * wait:g} ms"
+        found[f"LitServe {setting}"] = _litserve("--batch", str(batch), "--wait", str(wait))
+        found |= {f"{name} {setting}": peer(batch, wait) for name, peer in PEERS.items()}
+    return found | {f"{name} by default": PEERS[name](*default) for name, default in DEFAULTS.items()}
 
 
 def bodies(model: str, trace: Path) -> list[bytes]:
@@ -314,11 +383,26 @@ async def open_loop(calls: Sequence[HttpCall], instants: Sequence[float]) -> tup
     return responses, errors
 
 
-def _cell(target: Target, calls: Sequence[HttpCall], rate: float, requests: int, warm: float, seed: int) -> Any:
+@dataclass(frozen=True)
+class Known:
+    """What is known of a model before servers are compared.
+
+    Attributes:
+        saturation: answers a second of Batchwright, to which loads refer.
+        bound: four times the response time of a call alone at Batchwright, ms.
+        answers: of the library to each body, without a server.
+    """
+
+    saturation: float
+    bound: float
+    answers: Sequence[Any]
+
+
+def _cell(target: Target, calls: Sequence[HttpCall], known: Known, load: float, chosen: Any, seed: int) -> Any:
     """Figures of one cell; measured again while other processes take more than a fifth of a core."""
-    rng = np.random.default_rng(seed)
-    count = min(requests, math.ceil(_LONGEST_CELL * rate))
-    arrivals = np.cumsum(rng.exponential(1 / rate, count + math.ceil(warm * rate)))
+    rng, rate = np.random.default_rng(seed), load * known.saturation
+    count = min(chosen.requests, math.ceil(_LONGEST_CELL * rate))
+    arrivals = np.cumsum(rng.exponential(1 / rate, count + math.ceil(chosen.warm * rate)))
     attempt = 1
     while True:
         batches, before = _batches(target), _times(target.pid)
@@ -328,16 +412,22 @@ def _cell(target: Target, calls: Sequence[HttpCall], rate: float, requests: int,
             break
         print(f"  {other / wall:.2f} cores of other load: measured again", flush=True)
         attempt += 1
-    counted = np.array(responses[-count:])
+    counted, instants = np.array(responses[-count:]), arrivals[-count:]
     good = counted[np.isfinite(counted)]
+    within = int((1e3 * counted <= known.bound).sum())
+    p50, p95, p99 = (1e3 * float(np.quantile(good, share)) for share in (0.5, 0.95, 0.99))
     return {
         "rate": rate,
         "requests": count,
         "errors": errors,
         "mean_ms": 1e3 * float(good.mean()),
-        "p50_ms": 1e3 * float(np.quantile(good, 0.5)),
-        "p95_ms": 1e3 * float(np.quantile(good, 0.95)),
+        "p50_ms": p50,
+        "p95_ms": p95,
+        "p99_ms": p99,
+        "within": within / count,
+        "answered_hz": int((instants + counted <= instants[-1]).sum()) / float(instants[-1] - instants[0]),
         "cpu_s_per_1000": 1e3 * server / len(responses),
+        "rss_mb": resource_usage(target.pid).rss_mb,
         "other_cores": other / wall,
         **({"batch_sizes": _sizes_since(target, batches)} if batches else {}),
     }
@@ -367,30 +457,95 @@ def _times(pid: int) -> tuple[float, float, float]:
     return time.monotonic(), server, busy - own.user - own.system - server
 
 
-def _measure(model: str, names: Sequence[str] | None, chosen: Any) -> dict[str, Any]:
+def _known(model: str, sent: Sequence[bytes], saturation: float | None) -> Known:
+    with servers(model)[OURS](model, sent[0]) as target:
+        calls = [target.call(body) for body in sent]
+        alone = uvloop.run(_alone(calls))
+        saturation = saturation or uvloop.run(_saturation(calls, _SATURATION_S))
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        answers = pool.submit(answers_of_library, model, sent).result()
+    return Known(saturation, _BOUND * 1e3 * alone, answers)
+
+
+async def _alone(calls: Sequence[HttpCall]) -> float:
+    """Median response time of calls one after the other, s."""
+    times = []
+    async with _session() as session:
+        for call in calls[:_ALONE]:
+            began = time.monotonic()
+            await _post(session, call)
+            times.append(time.monotonic() - began)
+    return float(np.median(times))
+
+
+def answers_of_library(model: str, sent: Sequence[bytes]) -> list[Any]:
+    """The model's answer to each body, one at a time, without a server."""
+    loaded: Any = real_models.MODELS[model]()
+    loaded.load("cpu")
+    return [loaded.render(serve_alike(loaded, [loaded.decode(body, "")])[0]) for body in sent]
+
+
+async def _wrong(calls: Sequence[HttpCall], answers: Sequence[Any]) -> int:
+    """The number of calls, all made at once, whose answer is not that of the library."""
+
+    async def is_wrong(session: aiohttp.ClientSession, call: HttpCall, answer: Any) -> bool:
+        async with _posted(session, call) as response:
+            return response.status != 200 or not has_answer(await response.json(content_type=None), answer)
+
+    async with _session() as session:
+        return sum(await asyncio.gather(*map(partial(is_wrong, session), calls, answers)))
+
+
+def has_answer(document: Any, answer: Mapping[str, Any]) -> bool:
+    """Whether a response has the library's answer in it, numbers to a hundredth, since batches change last digits."""
+    if isinstance(document, str) and document.startswith("{"):
+        document = json.loads(document)
+    if isinstance(document, list):
+        return any(has_answer(each, answer) for each in document)
+    if not isinstance(document, dict):
+        return False
+    if document.keys() >= answer.keys():
+        return all(_alike(document[key], value) for key, value in answer.items())
+    return any(has_answer(each, answer) for each in document.values())
+
+
+def _alike(found: Any, expected: Any) -> bool:
+    if isinstance(expected, list) and expected and not isinstance(expected[0], str):
+        return all(map(_alike, found, expected))  # the answer may have more
+    if isinstance(expected, float):
+        return bool(np.isclose(found, expected, rtol=1e-2, atol=1e-3))
+    return bool(found == expected)
+
+
+def _measure(model: str, chosen: Any) -> dict[str, Any]:
     """All rounds of one model."""
-    known = servers(model, chosen.before, chosen.infinity)
-    starts = {name: start for name, start in known.items() if not names or name in names}
     sent = bodies(model, chosen.trace)
-    found: dict[str, Any] = {"first_answer_s": {}, "saturation": {}, "runs": {name: [] for name in starts}}
-    saturation = chosen.saturation
+    known = _known(model, sent, chosen.saturation)
+    all_servers = servers(model, known.bound, chosen.before)
+    starts = {name: start for name, start in all_servers.items() if any(map(name.startswith, chosen.servers or [""]))}
+    found: dict[str, Any] = {"bound_ms": known.bound, "load_1_hz": known.saturation, "left_out": {}}
+    found |= {"first_answer_s": {}, "saturation": {}, "wrong": {}, "runs": {}}
     for number in range(chosen.rounds):
         for name, start in starts.items():
+            if name in found["left_out"]:
+                continue
             began = time.monotonic()
-            with start(model, sent[0]) as target:
-                calls = [target.call(body) for body in sent]
-                uvloop.run(_answer(calls[0]))
-                found["first_answer_s"].setdefault(name, []).append(time.monotonic() - began)
-                saturated = uvloop.run(_saturation(calls, _SATURATION_S))
-                found["saturation"].setdefault(name, []).append(saturated)
-                saturation = saturation or saturated
-                for load in chosen.loads:
-                    seed = int(1000 * load) + 7 * number
-                    cell = _cell(target, calls, load * saturation, chosen.requests, chosen.warm, seed)
-                    found["runs"][name].append({"round": number, "load": load, **cell})
-                    print(
-                        f"{model} {number} {name} {load}: {cell['mean_ms']:.1f} ({cell['p95_ms']:.0f}) ms", flush=True
-                    )
+            try:
+                with start(model, sent[0]) as target:
+                    calls = [target.call(body) for body in sent]
+                    uvloop.run(_answer(calls[0]))
+                    found["first_answer_s"].setdefault(name, []).append(time.monotonic() - began)
+                    if not isinstance(calls[0], PageCalls):
+                        found["wrong"][name] = found["wrong"].get(name, 0) + uvloop.run(_wrong(calls, known.answers))
+                    found["saturation"].setdefault(name, []).append(uvloop.run(_saturation(calls, _SATURATION_S)))
+                    for load in chosen.loads:
+                        cell = _cell(target, calls, known, load, chosen, int(1000 * load) + 7 * number)
+                        found["runs"].setdefault(name, []).append({"round": number, "load": load, **cell})
+                        figures = f"{cell['mean_ms']:.1f} ({cell['p95_ms']:.0f}) ms"
+                        print(f"{model} {number} {name} {load:g}: {figures}", flush=True)
+            except (RuntimeError, TimeoutError) as error:
+                print(f"{model} {name} is left out: {error}", flush=True)
+                found["left_out"][name] = str(error)
     return found
 
 
@@ -401,38 +556,66 @@ async def _answer(call: HttpCall) -> None:
 
 
 def table(record: Mapping[str, Any]) -> str:
-    """The record as a Markdown table of each model: mean (p95), ms, by load, saturation, and the first answer."""
+    """The record as a Markdown table of each model; the best mean of each load is bold."""
     parts = []
     for model, found in record.items():
         loads = sorted({run["load"] for runs in found["runs"].values() for run in runs})
+        best = {load: min(_mean(runs, load, "mean_ms") for runs in found["runs"].values()) for load in loads}
         head = ["server", *(f"load {load:g}" for load in loads), "saturation, 1/s", "first answer, s", "CPU s a 1,000"]
         rows = []
         for name, runs in found["runs"].items():
-            cells = [_figure([run for run in runs if run["load"] == load]) for load in loads]
+            cells = [_figure([run for run in runs if run["load"] == load], best[load]) for load in loads]
             cpu = np.mean([run["cpu_s_per_1000"] for run in runs])
             first, most = found["first_answer_s"][name][0], np.mean(found["saturation"][name])
             rows.append([name, *cells, f"{most:.1f}", f"{first:.1f}", f"{cpu:.1f}"])
-        parts.append(f"### {model}\n\n{markdown_table(head, rows)}\n")
+        parts.append(f"### {model}\n\n{markdown_table(head, rows)}\n{_shares(found, loads)}")
     return "\n".join(parts)
 
 
-def _figure(runs: Sequence[Mapping[str, Any]]) -> str:
+def _shares(found: Mapping[str, Any], loads: Sequence[float]) -> str:
+    """A table of the shares within the bound, the answers a second at the highest load, memory and wrong answers."""
+    if "bound_ms" not in found:  # a record of former versions
+        return ""
+    head = [
+        "server",
+        *(f"within {found['bound_ms']:.0f} ms at {load:g}" for load in loads),
+        f"answers at {loads[-1]:g}, 1/s",
+        "p99 at that, ms",
+        "RSS, MB",
+        "wrong answers",
+    ]
+    rows = []
+    for name, runs in found["runs"].items():
+        shares = [f"{_mean(runs, load, 'within'):.3f}" for load in loads]
+        answered, p99 = (_mean(runs, loads[-1], key) for key in ("answered_hz", "p99_ms"))
+        memory = max(run["rss_mb"] for run in runs)
+        rows.append(
+            [name, *shares, f"{answered:.1f}", f"{p99:.0f}", f"{memory:.0f}", str(found["wrong"].get(name, ""))]
+        )
+    left_out = "".join(f"{name} is left out: {reason}\n" for name, reason in found["left_out"].items())
+    return f"\n{markdown_table(head, rows)}\n{left_out}"
+
+
+def _mean(runs: Sequence[Mapping[str, Any]], load: float, key: str) -> float:
+    return float(np.mean([run[key] for run in runs if run["load"] == load] or [math.nan]))
+
+
+def _figure(runs: Sequence[Mapping[str, Any]], best: float) -> str:
     if not runs:
         return ""
     mean, width = confidence_interval([run["mean_ms"] for run in runs])
+    shown = f"**{mean:.0f}**" if mean <= best else f"{mean:.0f}"
     half = f" ± {width:.0f}" if len(runs) > 1 else ""
     errors = sum(run["errors"] for run in runs)
-    return f"{mean:.0f}{half} ({np.mean([run['p95_ms'] for run in runs]):.0f})" + (
-        f", {errors} errors" if errors else ""
-    )
+    late = f", {errors} errors" if errors else ""
+    return f"{shown}{half} ({np.mean([run['p95_ms'] for run in runs]):.0f}){late}"
 
 
 def main() -> None:
     """Measure, print and record."""
     parser = argument_parser(__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
-    parser.add_argument("--servers", nargs="+", help="default: all")
-    parser.add_argument("--infinity", help="path of the command infinity_emb, in an environment of its own")
+    parser.add_argument("--servers", nargs="+", help="with what their names begin (default: all)")
     parser.add_argument("--before", type=Path, help="checkout of another commit, whose server is measured, too")
     parser.add_argument("--loads", nargs="+", type=float, default=LOADS)
     parser.add_argument("--rounds", type=int, default=3)
@@ -446,7 +629,7 @@ def main() -> None:
     record: dict[str, Any] = load_record(chosen.record)
     with temporary_cache():
         for model in chosen.models:
-            record[model] = _measure(model, chosen.servers, chosen)
+            record[model] = _measure(model, chosen)
             save_record(chosen.record, record)
     save_table(chosen.record, "Real models on a CPU", table(record))
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from benchmarks.real_models import Target, bodies, open_loop
+from benchmarks.real_models import bodies, open_loop, raw
 from benchmarks.servers import real_models
 from benchmarks.support.calls import HttpCall
 from benchmarks.support.harness import (
@@ -138,7 +138,7 @@ def _cells(model: str, chosen: Any) -> list[dict[str, Any]]:
     sent, rows = bodies(model, TRACE), list[dict[str, Any]]()
     lengths = _lengths(model, sent)
     with _server(model) as server:
-        calls = [Target(server.process.pid, f"{server.url}/predict").call(body) for body in sent]
+        calls = [raw(f"{server.url}/predict")(body) for body in sent]
         server.set_policy("model", "greedy")
         half = profile_of(server, lengths).capacity / 2.0
         measured(server, calls, half, round(_LEARNING * half), 0)

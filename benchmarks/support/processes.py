@@ -94,20 +94,23 @@ class PeakMemory:
 
 
 @contextmanager
-def running_peer(command: Sequence[str], call: HttpCall, environment: Mapping[str, str]) -> Iterator[int]:
+def running_peer(
+    command: Sequence[str], call: HttpCall, environment: Mapping[str, str], ready_within: float = 60.0
+) -> Iterator[int]:
     """Run a peer's server in a session of its own until the block ends; then kill all its processes.
 
     Args:
         command: its command line.
         call: the server is ready when it answers this call.
         environment: variables added to this process's own.
+        ready_within: s.
 
     Yields:
         The process's id.
 
     Raises:
         RuntimeError: the server ended before it was ready.
-        TimeoutError: it is not ready after 60 s.
+        TimeoutError: it is not ready in time.
     """
     process = subprocess.Popen(
         command,
@@ -118,7 +121,7 @@ def running_peer(command: Sequence[str], call: HttpCall, environment: Mapping[st
     )
     request = urllib.request.Request(call.url, call.body, dict(call.headers))
     try:
-        wait_until(lambda: process.poll() is not None or answers(request, timeout=5.0), 60.0)
+        wait_until(lambda: process.poll() is not None or answers(request, timeout=5.0), ready_within)
         if process.poll() is not None:
             raise RuntimeError(f"{' '.join(command)} ended with exit code {process.returncode} before it was ready")
         yield process.pid
