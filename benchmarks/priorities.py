@@ -186,7 +186,8 @@ def draw(record: Mapping[str, Any]) -> None:
         x, y = [row["p95_ms"] for row in rows], [row["bulk_hz"] for row in rows]
         axes.plot(x, y, marker, label=f"measured, {'strict priority' if policy == 'strict' else 'bounded'}")
     axes.axvline(record["bound_ms"], linestyle=":", color="gray", label="the bound")
-    axes.set(xlabel="95th percentile of level 1, ms", ylabel="bulk, 1/s", ylim=(0, None), xlim=(0, None))
+    top = 1.15 * max([each["bulk_hz"] for each in (*points, *record["rows"])])
+    axes.set(xlabel="95th percentile of level 1, ms", ylabel="bulk, 1/s", ylim=(0, top), xlim=(0, None))
     finish_axes(axes, {"fontsize": 8})
     save_figure(figure, FIGURES / f"{NAME}.png")
 
