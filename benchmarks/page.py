@@ -373,9 +373,9 @@ CHECKS = (
         "last answer, and interactive calls at a twentieth of the capacity. Strict priority fills batches with "
         "interactive calls first. The bound is 0.6 of the 95th percentile that it gave them. Mean ± half of the 95 % "
         "interval over three rounds of a minute, in turns. The prediction is for bulk that always waits, from the "
-        "times as learned in the same round. The bound was kept in all rounds, and bulk got more than under strict priority, "
-        "since batches of 4 to 7 have the highest throughput here, but 5 per cent less than predicted, which does not "
-        "know that decoding and the client take part of both cores. Measured on 36d19e6.",
+        "times as learned in the same round. The bound was kept in all rounds, and bulk got 1.05 of what strict "
+        "priority gave it, since batches of 4 to 7 have the highest throughput here, but 0.95 of what is predicted, "
+        "which does not know that decoding and the client take part of both cores. Measured on 36d19e6.",
         lambda: f"![Throughput of bulk by the bound](../docs/figures/priorities.png)\n\n{recorded('priorities')}",
     ),
     Section(
