@@ -4,7 +4,7 @@
 """
 
 from dataclasses import dataclass, field, replace
-from math import inf, sqrt
+from math import sqrt
 from typing import Literal
 
 import numpy as np
@@ -26,7 +26,7 @@ _TARGET = 0.8  # part of the allowed late requests that a margin aims at, since 
 _GAIN_SIGNIFICANT, _GAIN = 1.0, 0.5  # parts of the measured excess by which a margin changes
 _LARGEST_EXCESS = 0.1  # of the bound: what is used of a larger difference, so that one bad window changes little
 _STEP = 1 / 100  # of the bound: the resolution of a margin in use
-_LARGEST = 0.9  # of the bound: the largest margin
+_LARGEST_FIRST, _LARGEST = 0.5, 0.9  # of the bound: the largest margin to begin with, and later
 
 
 @dataclass(slots=True)
@@ -38,12 +38,14 @@ class ResponseCounts:
         within: number of requests answered within the bound.
         batches: number of batches.
         responses: response times of the requests, s.
+        near: number of requests that were late, or by less than a twentieth of the bound in time.
     """
 
     served: int = 0
     within: int = 0
     batches: int = 0
     responses: list[float] = field(default_factory=list)
+    near: int = 0
 
     @property
     def independent(self) -> int:
@@ -54,6 +56,7 @@ class ResponseCounts:
         """Count requests that were answered in a response time, s."""
         self.served += requests
         self.within += requests if response <= bound else 0
+        self.near += requests if response > (1.0 - _CLEARLY_BELOW) * bound else 0
         self.responses += [response] * requests
 
 
@@ -172,8 +175,8 @@ class AgeMargin:
     once 200 are expected. With three expected already it grows where the share is too large by four standard errors,
     and shrinks where even the upper confidence limit of the percentile is a twentieth of the bound below it, to that
     limit: the quantile of two standard errors more, or the slowest of enough batches. The standard error is that of as
-    many independent requests as there were batches. One change is at most a tenth of the bound, and the margin stays
-    between 0 and 0.9 of the bound.
+    many independent requests as there were batches. One such change is at most a tenth of the bound, and the margin
+    stays between 0 and 0.9 of the bound.
 
     Attributes:
         bound: response time, s.
@@ -194,8 +197,11 @@ class AgeMargin:
         return step * round(self.margin / step)
 
     def begin(self, outside: float) -> "AgeMargin":
-        """Return the state whose margin is at least the mean time of answers outside of queue and device, s."""
-        return replace(self, margin=min(max(self.margin, outside), _LARGEST * self.bound), begun=True)
+        """Return the state whose margin is the mean time of answers outside of queue and device, s.
+
+        It is at most half of the bound, since answers that were slow for another reason may be among them.
+        """
+        return replace(self, margin=min(max(outside, 0.0), _LARGEST_FIRST * self.bound), begun=True)
 
     def after(self, counts: ResponseCounts) -> "AgeMargin":
         """Return the next state; the same object if the window has too few requests and must be continued."""
@@ -205,25 +211,23 @@ class AgeMargin:
             return self
         late = 1.0 - counts.within / counts.served
         error = sqrt(self.share * allowed / counts.independent)
-        if expected < _EXPECTED and late - target <= _CLEAR * error:
-            excess = _upper_limit(counts, 1.0 - target, error) - self.bound
-            return self._changed(excess) if excess < -_CLEARLY_BELOW * self.bound else self
         significant = abs(late - target) > _SIGNIFICANT * error
-        if not significant and expected < _ENOUGH:
-            return self
+        early = expected < _EXPECTED and late - target <= _CLEAR * error
+        if early or (not significant and expected < _ENOUGH):
+            return self._shrunk(counts, 1.0 - target, error)
         excess = float(np.quantile(counts.responses, 1.0 - target)) - self.bound
         return self._changed(excess, _GAIN_SIGNIFICANT if significant else _GAIN)
+
+    def _shrunk(self, counts: ResponseCounts, level: float, error: float) -> "AgeMargin":
+        """Return the state with a smaller margin if the upper confidence limit of a percentile allows it."""
+        upper = level + _SIGNIFICANT * error
+        too_few = upper >= 1.0 and level**counts.independent >= _CHANCE
+        if too_few or counts.near > max(1.0 - upper, 0.0) * counts.served:
+            return self
+        return self._changed(float(np.quantile(counts.responses, min(upper, 1.0))) - self.bound)
 
     def _changed(self, excess: float, gain: float = 1.0) -> "AgeMargin":
         """Return the state with a margin that is larger by a part of the percentile's excess over the bound, s."""
         largest = _LARGEST_EXCESS * self.bound
         margin = self.margin + gain * min(max(excess, -largest), largest)
         return replace(self, margin=min(max(margin, 0.0), _LARGEST * self.bound))
-
-
-def _upper_limit(counts: ResponseCounts, level: float, error: float) -> float:
-    """Upper confidence limit of a percentile of the response times, s; infinite if there are too few of them."""
-    upper = level + _SIGNIFICANT * error
-    if upper < 1.0:
-        return float(np.quantile(counts.responses, upper))
-    return max(counts.responses) if level**counts.independent < _CHANCE else inf

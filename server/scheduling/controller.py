@@ -159,17 +159,17 @@ class Controller:
             self._solve(model, monitored.current.profile, "levels", reason, {"solved_shares": tuple(shares)})
         return bool(shares)
 
-    def answered(self, model: str, response: float, served: float, requests: int) -> None:
+    def answered(self, model: str, response: float, in_service: float, requests: int) -> None:
         """Evaluate the response time of a call, measured by the HTTP interface, for each of its requests.
 
         Args:
             model: of the call.
             response: s.
-            served: part of it in the queue and on the device, s.
+            in_service: part of it in the queue and on the device, s.
             requests: of the call.
         """
         monitored = self._state(model)
-        monitored.outside.add(response - served)
+        monitored.outside.add(response - in_service)
         if monitored.objective is None or monitored.solving is not None or self._dispatcher.accounting.shared:
             return
         if monitored.current.slo == inf:  # greedy, until a policy is solved for the reduced maximum batch size
@@ -369,7 +369,7 @@ class Controller:
 
 def _objective_of(chosen: ModelPolicy) -> Objective | AgeMargin | None:
     if chosen.takes_margin:
-        return AgeMargin(chosen.slo, chosen.share, chosen.margin)
+        return AgeMargin(chosen.slo, chosen.share, chosen.margin, begun=chosen.margin > 0.0)
     if chosen.bounds_share and chosen.table is not None and any(row.w2 for row in chosen.table.rows):
         return Objective(chosen.slo, chosen.share)
     return None

@@ -286,7 +286,7 @@ class Metrics:
         seconds: float,
         n: int,
         since_body: float,
-        served: float,
+        in_service: float,
         level: int | None = None,
     ) -> None:
         """Observe the response time of a call, once per request.
@@ -297,7 +297,7 @@ class Metrics:
             seconds: time from the first byte of the call to its answer, s.
             n: number of requests of the call.
             since_body: time from the end of its body to the answer, s.
-            served: part of it in the queue and on the device, s.
+            in_service: part of the latter in the queue and on the device, s.
             level: its priority level; None where the model has one. The objective is that of level 1.
         """
         if level is not None:
@@ -308,7 +308,7 @@ class Metrics:
             response.observe(seconds)
         self.history.requests_completed(model, [seconds] * n)
         if level in (None, 1) and (observer := self._observers.get(device)) is not None:
-            observer(model, since_body, served, n)
+            observer(model, since_body, in_service, n)
 
     def outcome(self, model: str, outcome: str, n: int = 1, seconds: float = 0.0, level: int = 1) -> None:
         """Count `n` requests by outcome, and those that missed the objective of their model.
