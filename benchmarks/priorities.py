@@ -29,7 +29,6 @@ from benchmarks.support.harness import (
     argument_parser,
     confidence_interval,
     finish_axes,
-    load_record,
     markdown_table,
     new_figure,
     save_figure,
@@ -198,7 +197,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=60.0, help="of each run")
     chosen = parser.parse_args()
-    record = load_record(NAME) | measure(chosen.rounds, chosen.seconds)
+    record = measure(chosen.rounds, chosen.seconds)
     save_record(NAME, record)
     draw(record)
     save_table(NAME, "Interactive calls beside bulk", table(record))

@@ -3,11 +3,11 @@
 Three models with real weights (benchmarks/servers/real_models.py): an image classifier from JPEG bytes, an encoder of
 texts with the token counts of a production trace, and a voice detector on sounds of mixed lengths. Each server has the
 same class: Batchwright with its defaults and with a bound on the 95th percentile, LitServe and FastAPI without
-batching, and LitServe, mosec, BentoML, Ray Serve and Triton with their defaults and with a grid of the largest batch
-and the time that it is waited for. Peers have environments of their own. `--before` adds Batchwright of another
-checkout. The client runs beside the server, on the same cores. Pages of text are read by examples/read_text as a
-pipeline, by a client that calls its two models, and by other servers with both in one class, which recognises the lines
-of a page in one batch.
+batching, and LitServe, mosec, BentoML, Ray Serve and Triton with a grid of the largest batch and the time that it is
+waited for, or, of BentoML, the latency above which it rejects. Peers have environments of their own. `--before` adds
+Batchwright of another checkout. The client runs beside the server, on the same cores. Pages of text are read by
+examples/read_text as a pipeline, by a client that calls its two models, and by other servers with both in one class,
+which recognises the lines of a page in one batch.
 
 Loads are fractions of Batchwright's saturation, measured with as many clients as four batches. The bound is four times
 the response time of a call alone at Batchwright. Servers take turns in each round, each started anew, and answer all
@@ -27,7 +27,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -61,7 +61,7 @@ from benchmarks.support.harness import (
     serving,
     temporary_cache,
 )
-from benchmarks.support.peer_environments import peer_python
+from benchmarks.support.peer_environments import PACKAGES, peer_python
 from benchmarks.support.processes import cpu_seconds, resource_usage, running_peer
 from examples.ocr.lines import random_line
 from examples.read_text.page import draw_page
@@ -194,6 +194,10 @@ def _litserve(*arguments: str) -> Start:
     return _peer("litserve", script, lambda url: in_json(f"{url}/predict", lambda body: {"body": body}))
 
 
+def _litserve_batches(batch: int, wait: float) -> Start:
+    return _litserve("--batch", str(batch), "--wait", str(wait))
+
+
 def _fastapi(*arguments: str) -> Start:
     return _peer(None, _script("real_fastapi_server", *arguments), lambda url: raw(f"{url}/predict"))
 
@@ -224,8 +228,18 @@ def _infinity(_: str, port: int) -> Sequence[str]:
     return ["infinity_emb.cli", "v2", *model, *flags]
 
 
-PEERS = {"mosec": _mosec, "BentoML": _bentoml, "Ray Serve": _ray, "Triton": _triton}
-DEFAULTS = {"mosec": (LARGEST, 0.01), "BentoML": (100, 60.0), "Ray Serve": (10, 0.01), "Triton": (LARGEST, 0.0)}
+PEERS = {"LitServe": _litserve_batches, "mosec": _mosec, "BentoML": _bentoml, "Ray Serve": _ray, "Triton": _triton}
+SETTINGS = {
+    "LitServe": GRID,
+    "mosec": tuple((batch, max(wait, 0.001)) for batch, wait in GRID),  # 0 would mean its default, 10 ms
+    "BentoML": (
+        (LARGEST, 1.0),
+        (LARGEST, 60.0),
+        (100, 60.0),
+    ),  # the latency above which it rejects, not a wait; default
+    "Ray Serve": (*GRID, (10, 0.01)),  # with its default
+    "Triton": GRID,
+}
 
 
 def _embedding_servers() -> dict[str, Start]:
@@ -278,11 +292,10 @@ def servers(model: str, bound: float | None = None, before: Path | None = None) 
     found |= {BOUNDED: _batchwright(ROOT, "--slo-p95-ms", f"{bound:g}")} if bound else {}
     found |= {BEFORE: _batchwright(before)} if before else {}
     found |= {"LitServe, no batching": _litserve(), UNBATCHED: _fastapi()}
-    for batch, wait in GRID:
-        setting = f"{batch}, {1e3 * wait:g} ms"
-        found[f"LitServe {setting}"] = _litserve("--batch", str(batch), "--wait", str(wait))
-        found |= {f"{name} {setting}": peer(batch, wait) for name, peer in PEERS.items()}
-    return found | {f"{name} by default": PEERS[name](*default) for name, default in DEFAULTS.items()}
+    for name, settings in SETTINGS.items():
+        for batch, wait in settings:
+            found[f"{name} {batch}, {1e3 * wait:g} ms"] = PEERS[name](batch, wait)
+    return found
 
 
 def bodies(model: str, trace: Path) -> list[bytes]:
@@ -412,8 +425,10 @@ def _cell(target: Target, calls: Sequence[HttpCall], known: Known, load: float, 
             break
         print(f"  {other / wall:.2f} cores of other load: measured again", flush=True)
         attempt += 1
-    counted, instants = np.array(responses[-count:]), arrivals[-count:]
+    counted, begin, ends = np.array(responses[-count:]), arrivals[-count], arrivals + np.array(responses)
     good = counted[np.isfinite(counted)]
+    if not len(good):
+        raise RuntimeError(f"none of {count} calls at {rate:.3g}/s was answered")
     within = int((1e3 * counted <= known.bound).sum())
     p50, p95, p99 = (1e3 * float(np.quantile(good, share)) for share in (0.5, 0.95, 0.99))
     return {
@@ -425,8 +440,8 @@ def _cell(target: Target, calls: Sequence[HttpCall], known: Known, load: float, 
         "p95_ms": p95,
         "p99_ms": p99,
         "within": within / count,
-        "answered_hz": int((instants + counted <= instants[-1]).sum()) / float(instants[-1] - instants[0]),
-        "cpu_s_per_1000": 1e3 * server / len(responses),
+        "answered_hz": int(((begin <= ends) & (ends <= arrivals[-1])).sum()) / float(arrivals[-1] - begin),
+        "cpu_s_per_1000": 1e3 * server / max(len(responses) - errors, 1),
         "rss_mb": resource_usage(target.pid).rss_mb,
         "other_cores": other / wall,
         **({"batch_sizes": _sizes_since(target, batches)} if batches else {}),
@@ -511,9 +526,10 @@ def has_answer(document: Any, answer: Mapping[str, Any]) -> bool:
 
 def _alike(found: Any, expected: Any) -> bool:
     if isinstance(expected, list) and expected and not isinstance(expected[0], str):
-        return all(map(_alike, found, expected))  # the answer may have more
+        longer = isinstance(found, list) and len(found) >= len(expected)  # the answer may have more
+        return longer and all(map(_alike, found, expected))
     if isinstance(expected, float):
-        return bool(np.isclose(found, expected, rtol=1e-2, atol=1e-3))
+        return isinstance(found, float | int) and bool(np.isclose(found, expected, rtol=1e-2, atol=1e-3))
     return bool(found == expected)
 
 
@@ -525,6 +541,9 @@ def _measure(model: str, chosen: Any) -> dict[str, Any]:
     starts = {name: start for name, start in all_servers.items() if any(map(name.startswith, chosen.servers or [""]))}
     found: dict[str, Any] = {"bound_ms": known.bound, "load_1_hz": known.saturation, "left_out": {}}
     found |= {"first_answer_s": {}, "saturation": {}, "wrong": {}, "runs": {}}
+    for peer in {name for name in PACKAGES if any(name in start.lower() for start in starts)}:
+        with suppress(RuntimeError):  # its rows say so below
+            peer_python(peer)  # before the time to the first answer
     for number in range(chosen.rounds):
         for name, start in starts.items():
             if name in found["left_out"]:
@@ -543,9 +562,9 @@ def _measure(model: str, chosen: Any) -> dict[str, Any]:
                         found["runs"].setdefault(name, []).append({"round": number, "load": load, **cell})
                         figures = f"{cell['mean_ms']:.1f} ({cell['p95_ms']:.0f}) ms"
                         print(f"{model} {number} {name} {load:g}: {figures}", flush=True)
-            except (RuntimeError, TimeoutError) as error:
-                print(f"{model} {name} is left out: {error}", flush=True)
-                found["left_out"][name] = str(error)
+            except Exception as error:  # noqa: BLE001  (a peer that fails must not end a day of measurements)
+                print(f"{model} {name} is left out: {error!r}", flush=True)
+                found["left_out"][name] = repr(error)
     return found
 
 
@@ -560,7 +579,10 @@ def table(record: Mapping[str, Any]) -> str:
     parts = []
     for model, found in record.items():
         loads = sorted({run["load"] for runs in found["runs"].values() for run in runs})
-        best = {load: min(_mean(runs, load, "mean_ms") for runs in found["runs"].values()) for load in loads}
+        best = {
+            load: min([_mean(runs, load, "mean_ms") for runs in found["runs"].values() if _all(runs, load)] or [0.0])
+            for load in loads
+        }
         head = ["server", *(f"load {load:g}" for load in loads), "saturation, 1/s", "first answer, s", "CPU s a 1,000"]
         rows = []
         for name, runs in found["runs"].items():
@@ -592,12 +614,18 @@ def _shares(found: Mapping[str, Any], loads: Sequence[float]) -> str:
         rows.append(
             [name, *shares, f"{answered:.1f}", f"{p99:.0f}", f"{memory:.0f}", str(found["wrong"].get(name, ""))]
         )
-    left_out = "".join(f"{name} is left out: {reason}\n" for name, reason in found["left_out"].items())
+    left_out = "".join(f"\n- {name} is left out: {reason}\n" for name, reason in found["left_out"].items())
     return f"\n{markdown_table(head, rows)}\n{left_out}"
 
 
 def _mean(runs: Sequence[Mapping[str, Any]], load: float, key: str) -> float:
     return float(np.mean([run[key] for run in runs if run["load"] == load] or [math.nan]))
+
+
+def _all(runs: Sequence[Mapping[str, Any]], load: float) -> bool:
+    """Whether a server was measured at a load, and answered nearly all calls: means of a part are no comparison."""
+    cells = [run for run in runs if run["load"] == load]
+    return bool(cells) and sum(run["errors"] for run in cells) <= 0.01 * sum(run["requests"] for run in cells)
 
 
 def _figure(runs: Sequence[Mapping[str, Any]], best: float) -> str:

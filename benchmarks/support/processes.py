@@ -126,6 +126,10 @@ def running_peer(
             raise RuntimeError(f"{' '.join(command)} ended with exit code {process.returncode} before it was ready")
         yield process.pid
     finally:
+        with suppress(psutil.NoSuchProcess):
+            for each in process_tree(process.pid):  # some servers give their workers a session of their own
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -35,7 +35,8 @@ def test_another_answer_or_none_is_wrong(document: Any) -> None:
 
 def test_an_embedding_may_have_more_values_than_the_ones_compared() -> None:
     assert has_answer({"data": [{"embedding": [0.1, -0.2, 0.3]}]}, VECTOR)
-    assert not has_answer({"data": [{"embedding": [0.1, 0.2, 0.3]}]}, VECTOR)
+    for found in ([0.1, 0.2, 0.3], [], [0.1], [None, -0.2], "0.1", None):
+        assert not has_answer({"data": [{"embedding": found}]}, VECTOR)
 
 
 def test_a_body_is_sent_in_each_servers_form() -> None:
@@ -53,9 +54,13 @@ def test_the_table_marks_the_best_server_and_says_who_is_left_out() -> None:
     assert "| Batchwright | 20 (30) |" in shown
     assert "| mosec | **10** (30) |" in shown
     assert "within 80 ms at 0.3" in shown
+    runs["mosec"][0]["errors"] = 2  # those answered are no comparison
+    shown = table({"Classifier": {**found, "wrong": {"mosec": 3}, "left_out": {"Triton": "no wheel"}}})
+    assert "| Batchwright | **20** (30) |" in shown
     assert "Triton is left out: no wheel" in shown
 
 
 def run(mean: float) -> dict[str, float]:
+    counts = {"requests": 100, "errors": 0}
     keys = ("cpu_s_per_1000", "within", "answered_hz", "p99_ms", "rss_mb")
-    return {"load": 0.3, "mean_ms": mean, "p95_ms": 30.0, "errors": 0, **dict.fromkeys(keys, 1.0)}
+    return {"load": 0.3, "mean_ms": mean, "p95_ms": 30.0, **counts, **dict.fromkeys(keys, 1.0)}
