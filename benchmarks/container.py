@@ -85,7 +85,8 @@ def build(all_steps: list[tuple[str, str]], into: Path) -> dict[str, Any]:
     runs = [command for command in commands if command.startswith("make ")]
     began = time.monotonic()
     for command in runs:
-        subprocess.run(shlex.split(command), cwd=into, check=True, stdout=sys.stderr)
+        environment = os.environ | {"PATH": _BARE["PATH"]}  # a Python that the unprivileged user can run, too
+        subprocess.run(shlex.split(command), cwd=into, env=environment, check=True, stdout=sys.stderr)
     skipped = [command for command in commands if command not in runs]
     return {"files": len(files), "run": runs, "not_run": skipped, "seconds": round(time.monotonic() - began)}
 
