@@ -52,7 +52,7 @@ class RequestContext(ABC):
             request ends at once after it.
         waiting: longest waiting time of the samples, s.
         service: longest service time of their batches, s.
-        in_service: longest sum of both, s.
+        in_service: longest time of a sample in the queue and on the device, s.
         device: name of the device that served the samples.
         steps: of a pipeline: what each of its requests took.
         priority: `parameters.priority` of the protocol; 0 without one.
