@@ -7,16 +7,17 @@ batching, and LitServe, mosec, BentoML, Ray Serve and Triton with a grid of the 
 waited for, or, of BentoML, the latency above which it rejects. Peers have environments of their own. `--before` adds
 Batchwright of another checkout. The client runs beside the server, on the same cores. Pages of text are read by
 examples/read_text as a pipeline, by a client that calls its two models, and by other servers with both in one class,
-which recognises the lines of a page in one batch.
+which recognises the lines of a page in one batch. Those servers do not batch pages.
 
 Loads are fractions of Batchwright's saturation, measured with as many clients as four batches. The bound is four times
 the response time of a call alone at Batchwright. Servers take turns in each round, each started anew, and answer all
 bodies at once, which is compared with the library's answers. A cell has Poisson arrivals, the same for each server and
 another seed in each round, after some seconds at the same rate that do not count, in which a server may learn. CPU time
 is that of all processes of the server. A cell beside other load, of more than a fifth of a core, is measured again.
-Intervals are 95 % over rounds.
+Intervals are 95 % over rounds. Lines of code are those of a server's script beside the class, without docstrings.
 """
 
+import ast
 import asyncio
 import base64
 import csv
@@ -61,7 +62,7 @@ from benchmarks.support.harness import (
     serving,
     temporary_cache,
 )
-from benchmarks.support.peer_environments import PACKAGES, peer_python
+from benchmarks.support.peer_environments import PACKAGES, peer_python, peer_version
 from benchmarks.support.processes import cpu_seconds, resource_usage, running_peer
 from examples.ocr.lines import random_line
 from examples.read_text.page import draw_page
@@ -228,6 +229,10 @@ def _infinity(_: str, port: int) -> Sequence[str]:
     return ["infinity_emb.cli", "v2", *model, *flags]
 
 
+_SCRIPTS = {
+    name: f"real_{name.split()[0].lower()}_server"
+    for name in ("LitServe", "mosec", "BentoML", "Ray Serve", "Triton", "FastAPI")
+}
 PEERS = {"LitServe": _litserve_batches, "mosec": _mosec, "BentoML": _bentoml, "Ray Serve": _ray, "Triton": _triton}
 SETTINGS = {
     "LitServe": GRID,
@@ -273,7 +278,8 @@ def _page_servers() -> dict[str, Start]:
         ours(lambda url: raw(f"{url}/predict/read")),
         ours(lambda url: lambda body: PageCalls(url, body, {})),
     )
-    return {OURS: pipeline, CLIENT: both, "LitServe": _litserve(), "FastAPI": _fastapi()}
+    peers = {name: start(1, SETTINGS[name][-1][1]) for name, start in PEERS.items()}
+    return {OURS: pipeline, CLIENT: both, **peers, "FastAPI": _fastapi()}
 
 
 def servers(model: str, bound: float | None = None, before: Path | None = None) -> dict[str, Start]:
@@ -540,10 +546,10 @@ def _measure(model: str, chosen: Any) -> dict[str, Any]:
     all_servers = servers(model, known.bound, chosen.before)
     starts = {name: start for name, start in all_servers.items() if any(map(name.startswith, chosen.servers or [""]))}
     found: dict[str, Any] = {"bound_ms": known.bound, "load_1_hz": known.saturation, "left_out": {}}
-    found |= {"first_answer_s": {}, "saturation": {}, "wrong": {}, "runs": {}}
-    for peer in {name for name in PACKAGES if any(name in start.lower() for start in starts)}:
+    found |= {"first_answer_s": {}, "saturation": {}, "wrong": {}, "runs": {}, "versions": {}}
+    for peer in [name for name in PACKAGES if any(name in start.lower() for start in starts)]:
         with suppress(RuntimeError):  # its rows say so below
-            peer_python(peer)  # before the time to the first answer
+            found["versions"][peer] = peer_version(peer)  # installs it before the time to the first answer
     for number in range(chosen.rounds):
         for name, start in starts.items():
             if name in found["left_out"]:
@@ -568,6 +574,19 @@ def _measure(model: str, chosen: Any) -> dict[str, Any]:
     return found
 
 
+def lines_beside_the_class(server: str) -> int:
+    """Lines of the script with which a server serves the class, as `ast` writes them, without docstrings."""
+    script = next((script for name, script in _SCRIPTS.items() if server.startswith(name)), None)
+    if script is None:
+        return 0  # its command takes the class, or the model
+    tree = ast.parse((ROOT / "benchmarks" / "peer_servers" / f"{script}.py").read_text())
+    documented = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
+    for node in ast.walk(tree):
+        if isinstance(node, documented) and ast.get_docstring(node):
+            node.body = node.body[1:] or [ast.Pass()]
+    return len([line for line in ast.unparse(tree).splitlines() if line.strip()])
+
+
 async def _answer(call: HttpCall) -> None:
     async with _session() as session:
         if not await _post(session, call):
@@ -575,29 +594,50 @@ async def _answer(call: HttpCall) -> None:
 
 
 def table(record: Mapping[str, Any]) -> str:
-    """The record as a Markdown table of each model; the best mean of each load is bold."""
-    parts = []
-    for model, found in record.items():
-        loads = sorted({run["load"] for runs in found["runs"].values() for run in runs})
-        best = {
-            load: min([_mean(runs, load, "mean_ms") for runs in found["runs"].values() if _all(runs, load)] or [0.0])
-            for load in loads
-        }
-        head = ["server", *(f"load {load:g}" for load in loads), "saturation, 1/s", "first answer, s", "CPU s a 1,000"]
-        rows = []
-        for name, runs in found["runs"].items():
-            cells = [_figure([run for run in runs if run["load"] == load], best[load]) for load in loads]
-            cpu = np.mean([run["cpu_s_per_1000"] for run in runs])
-            first, most = found["first_answer_s"][name][0], np.mean(found["saturation"][name])
-            rows.append([name, *cells, f"{most:.1f}", f"{first:.1f}", f"{cpu:.1f}"])
-        parts.append(f"### {model}\n\n{markdown_table(head, rows)}\n{_shares(found, loads)}")
-    return "\n".join(parts)
+    """The record as Markdown: response times of all models, then shares."""
+    return f"{means_table(record)}\n## Shares\n\n{shares_table(record)}"
 
 
-def _shares(found: Mapping[str, Any], loads: Sequence[float]) -> str:
-    """A table of the shares within the bound, the answers a second at the highest load, memory and wrong answers."""
-    if "bound_ms" not in found:  # a record of former versions
+def means_table(record: Mapping[str, Any]) -> str:
+    """Response times at each load, of each model; the best mean of each load is bold."""
+    return "\n".join(f"### {model}{_scale(found)}\n\n{_means(found)}\n" for model, found in record.items())
+
+
+def shares_table(record: Mapping[str, Any]) -> str:
+    """Shares within the bound, answers a second at the highest load, memory, wrong answers and lines of code."""
+    return "\n".join(f"### {model}\n\n{_shares(found)}" for model, found in record.items() if "bound_ms" in found)
+
+
+def _scale(found: Mapping[str, Any]) -> str:
+    """The rate of load 1, and the requests of a cell; empty for a record of former versions."""
+    if "load_1_hz" not in found:
         return ""
+    counts = {run["requests"] for runs in found["runs"].values() for run in runs}
+    return f": load 1 is {found['load_1_hz']:.0f}/s, {max(counts)} requests a cell"
+
+
+def _loads(found: Mapping[str, Any]) -> list[float]:
+    return sorted({run["load"] for runs in found["runs"].values() for run in runs})
+
+
+def _means(found: Mapping[str, Any]) -> str:
+    loads, all_runs = _loads(found), found["runs"].values()
+    best = {
+        load: min([_mean(runs, load, "mean_ms") for runs in all_runs if _all(runs, load)] or [0.0]) for load in loads
+    }
+    loads_shown = [f"load {load:g}" for load in loads]
+    head = ["server", *loads_shown, "throughput, 1/s", "first answer, s", "CPU s per 1,000"]
+    rows = []
+    for name, runs in found["runs"].items():
+        cells = [_figure([run for run in runs if run["load"] == load], best[load]) for load in loads]
+        cpu = np.mean([run["cpu_s_per_1000"] for run in runs])
+        first, most = found["first_answer_s"][name][0], np.mean(found["saturation"][name])
+        rows.append([name, *cells, f"{most:.1f}", f"{first:.1f}", f"{cpu:.1f}"])
+    return markdown_table(head, rows)
+
+
+def _shares(found: Mapping[str, Any]) -> str:
+    loads = _loads(found)
     head = [
         "server",
         *(f"within {found['bound_ms']:.0f} ms at {load:g}" for load in loads),
@@ -605,17 +645,18 @@ def _shares(found: Mapping[str, Any], loads: Sequence[float]) -> str:
         "p99 at that, ms",
         "RSS, MB",
         "wrong answers",
+        "lines of code",
     ]
     rows = []
     for name, runs in found["runs"].items():
         shares = [f"{_mean(runs, load, 'within'):.3f}" for load in loads]
         answered, p99 = (_mean(runs, loads[-1], key) for key in ("answered_hz", "p99_ms"))
         memory = max(run["rss_mb"] for run in runs)
-        rows.append(
-            [name, *shares, f"{answered:.1f}", f"{p99:.0f}", f"{memory:.0f}", str(found["wrong"].get(name, ""))]
-        )
+        wrong, lines = str(found["wrong"].get(name, "")), str(lines_beside_the_class(name))
+        rows.append([name, *shares, f"{answered:.1f}", f"{p99:.0f}", f"{memory:.0f}", wrong, lines])
     left_out = "".join(f"\n- {name} is left out: {reason}\n" for name, reason in found["left_out"].items())
-    return f"\n{markdown_table(head, rows)}\n{left_out}"
+    versions = ", ".join(f"{peer} {version}" for peer, version in found.get("versions", {}).items())
+    return f"{markdown_table(head, rows)}\n{left_out}" + (f"\nVersions: {versions}.\n" if versions else "")
 
 
 def _mean(runs: Sequence[Mapping[str, Any]], load: float, key: str) -> float:

@@ -36,8 +36,10 @@ class Inference(Worker):
         self._model: Any = MODELS[os.environ["MODEL"]]()
         self._model.load("cpu")
 
-    def forward(self, data: list[Any]) -> list[Any]:
-        """Return the answers."""
+    def forward(self, data: Any) -> Any:
+        """Return the answers of a batch, or that of one sample, which mosec gives alone where it does not batch."""
+        if not isinstance(data, list):
+            return self.forward([data])[0]
         return [self._model.render(output) for output in serve_alike(self._model, data)]
 
 

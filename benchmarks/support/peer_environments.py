@@ -45,6 +45,16 @@ def peer_python(name: str) -> str:
     return python
 
 
+def peer_version(name: str) -> str:
+    """The version of a peer's package in its environment, which is made first if it is not there.
+
+    Raises:
+        RuntimeError: it cannot be made.
+    """
+    package = PACKAGES[name][0].partition("[")[0]
+    return _run(peer_python(name), "-c", f"from importlib.metadata import version; print(version({package!r}))")
+
+
 def _run(*line: str) -> str:
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     if done.returncode:

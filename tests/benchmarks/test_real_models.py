@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.real_models import has_answer, in_json, in_tensor, openai, table
+from benchmarks.real_models import PAGES, has_answer, in_json, in_tensor, lines_beside_the_class, openai, servers, table
 from loadgen.client import JSON_LENGTH
 
 ANSWER = {"class": 285, "logit": 9.125}
@@ -58,6 +58,13 @@ def test_the_table_marks_the_best_server_and_says_who_is_left_out() -> None:
     shown = table({"Classifier": {**found, "wrong": {"mosec": 3}, "left_out": {"Triton": "no wheel"}}})
     assert "| Batchwright | **20** (30) |" in shown
     assert "Triton is left out: no wheel" in shown
+
+
+def test_each_peer_has_a_script_whose_lines_are_counted_without_docstrings() -> None:
+    counts = {name: lines_beside_the_class(name) for model in ("Classifier", PAGES) for name in servers(model, 100.0)}
+    ours = {name for name in counts if name.startswith("Batchwright")}
+    assert {counts.pop(name) for name in ours} == {0}
+    assert all(20 < count < 60 for count in counts.values())
 
 
 def run(mean: float) -> dict[str, float]:
