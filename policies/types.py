@@ -209,7 +209,7 @@ class Launch:
     """Launch these requests as one batch, now.
 
     Attributes:
-        requests: the batch, of one kind; at one stage, unless the model has continuous batching.
+        requests: the batch, of one kind and at one stage.
         stages: number of stages to run; None runs to the end.
         reason: why the batch is launched, for metrics.
         formed: instant at which the batch was formed, s, by which batches of different kinds are ordered; None: the

@@ -148,7 +148,7 @@ class PerModelMonitor:
 
 
 class NoMonitor:
-    """Measures nothing, for a policy that does not depend on the rate."""
+    """Measures nothing, for a single table, which is used at any rate."""
 
     def arrive(self, kind: BatchKey, at: float) -> None:
         """Ignore the arrival."""

@@ -230,7 +230,7 @@ def check_outputs(batch: Batch, completion: Completion) -> Completion:
 class Device(Protocol):
     """A device that runs batches on the calling thread.
 
-    `restart(model)` loads a model again, or raises DeviceLostError; only devices that support it have it.
+    A device of several models may have `restart(model, hung)`, which loads a model again, or raises DeviceLostError.
     """
 
     def serve(self, batch: Batch, /) -> Sequence[Any]:

@@ -380,7 +380,7 @@ class BatchLane:
         if self._offered is None:
             return None
         if self._standby.withdraw():
-            self._standby.offer(None)  # the side that offered it withdraws it
+            self._standby.offer(None)  # it was not taken: the dispatcher withdraws it later, and its launch waits on
             return None
         taken, self._offered = self._offered, None
         return taken

@@ -160,11 +160,11 @@ class Controller:
         return bool(shares)
 
     def answered(self, model: str, response: float, in_service: float, requests: int) -> None:
-        """Evaluate the response time of a call, measured by the HTTP interface, for each of its requests.
+        """Evaluate the response time of a call for each of its requests.
 
         Args:
             model: of the call.
-            response: s.
+            response: from the end of its body to its answer, s.
             in_service: part of it in the queue and on the device, s.
             requests: of the call.
         """

@@ -157,7 +157,8 @@ class Dispatcher:
         Raises:
             QueueFullError: the queue has no room for all of them.
             TooLateError: the answer is expected after the timeout.
-            DrainingError: the server is stopping.
+            DrainingError: the server is stopping, or the device was taken out of service.
+            UnavailableError: the device is unavailable for now.
             TooManyShapesError: with these samples too many different shapes would wait.
         """
         if model in self.policies.by_shape:

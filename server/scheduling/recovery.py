@@ -136,7 +136,7 @@ async def run_in_parts(run: Run, restart: Restart, batch: Batch, error: Exceptio
             DeviceUnavailableError if it cannot.
         batch: the batch.
         error: the exception that it raised.
-        first: whether it has been run once, as it is.
+        first: whether it has been run only once, so that it is run again as it is after a death.
 
     Raises:
         DeviceLostError: the device is lost.
@@ -210,7 +210,7 @@ class BatchRecovery:
         self._deaths.clear()
 
     async def recover(self, run: BatchRun, error: Exception, following: BatchRun | None = None) -> None:
-        """Retry a failed batch part by part; `following` is in service after it."""
+        """Retry a failed batch part by part; `following` was taken by the device after it, and may have failed, too."""
         launch, batch = run.launch, replace(run.batch, standby=None)
         # the reason is logged once, without a traceback, where that says nothing more
         known = isinstance(error, DeviceUnavailableError) or (isinstance(error, ServerError) and not error.__cause__)

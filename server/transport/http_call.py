@@ -202,7 +202,10 @@ class HttpCall(RequestContext):
     # The body
 
     async def read_body(self, limit: BodyLimit, reserve: Callable[[int], None]) -> Body:
-        """Receive the body into one buffer; a view of it is returned unless all of it arrived with the head."""
+        """Receive the body, in place if its length is known and at most 1 MiB.
+
+        A view of that buffer is returned, unless all of it arrived with the head.
+        """
         length = self.head.length
         if length is not None:
             check_length(length, limit)

@@ -125,7 +125,7 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
 
 
 def open_model(spec: str) -> RemoteModel:
-    """Start the worker of FILE.py:CLASS, FILE.pt2 or FILE.onnx, with an absolute path, and describe the model.
+    """Start the worker of FILE.py:CLASS, FILE.pt2, FILE.onnx or hf:FOLDER, by absolute paths, and describe the model.
 
     Raises:
         SpecError: the file is missing or invalid, or the process ended while it was read.
