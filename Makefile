@@ -40,21 +40,21 @@ example: $(EXAMPLES)  ## the same with a classifier whose weights are a package:
 # Many tests wait for servers, so that more processes than processors are faster. A test that fails then runs once more,
 # alone: only a failure without such neighbours fails the target. The first report stays on the screen, to be repaired.
 # Compiled modules are kept: hundreds of processes would compile them again.
-test test-quick: export PYTHONDONTWRITEBYTECODE =
-run_tests = $(BIN)/python -m pytest -m "not gpu" -q $(1) -n $(TEST_PROCESSES) --dist worksteal || { test $$? -eq 1 && \
-	$(BIN)/python -m pytest -m "not gpu" -q --last-failed --last-failed-no-failures none; }
+test test-all: export PYTHONDONTWRITEBYTECODE =
+run_tests = $(BIN)/python -m pytest -m $(1) -q -n $(TEST_PROCESSES) --dist worksteal $(2) || { test $$? -eq 1 && \
+	$(BIN)/python -m pytest -m $(1) -q --last-failed --last-failed-no-failures none $(2); }
 
-test: $(EXAMPLES)  ## run the tests that need no GPU, in several processes; those that fail once more, alone
-	$(call run_tests,)
+test: $(STAMP)  ## run the tests of the code by itself, in a few minutes; those that fail once more, alone
+	$(call run_tests,"not gpu and not slow",--ignore tests/system --ignore tests/examples --ignore tests/research)
 
-test-quick: $(STAMP)  ## the same without those of whole servers, examples and research: half of the time
-	$(call run_tests,--ignore tests/system --ignore tests/examples --ignore tests/research)
+test-all: $(EXAMPLES)  ## run all tests that need no GPU: also of whole servers, examples and research, and slow ones
+	$(call run_tests,"not gpu")
 
 check: $(EXAMPLES)  ## what CI runs: lint, types, tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(MAKE) test
+	$(MAKE) test-all
 
 format: $(STAMP)  ## rewrite the code in the house style
 	$(BIN)/ruff format .
@@ -156,4 +156,4 @@ gpu:  ## on a machine with a GPU: check and measure everything in one call of at
 gpu-page:  ## tables, figures and profiles of the records of make gpu, also of a call that was stopped (OUT=folder)
 	$$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) -m benchmarks.gpu.page $(OUT)
 
-.PHONY: help install serve example test test-quick check format bench bench-live bench-peers compare real-models bench-deploy stress records paper percentiles paper-batching audit gpu gpu-page
+.PHONY: help install serve example test test-all check format bench bench-live bench-peers compare real-models bench-deploy stress records paper percentiles paper-batching audit gpu gpu-page

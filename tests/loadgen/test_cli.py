@@ -148,7 +148,7 @@ def test_a_simulated_run_reports_each_priority_level(shell: Shell, tmp_path: Pat
     assert strict[0]["slo_attainment"] < 0.9 < 0.95 <= kept[0]["slo_attainment"]
     assert sum(each["ok"] for each in kept) == rows[1]["ok"]
     assert "level 2, 95 % within, ms" in page.read_text()
-    out = shell.run(*policies, *load)[1]
+    out = shell.run(*SIMULATE, "--compare", "greedy", "--compare", "timeout:1", *load)[1]
     assert re.search(r"by priority level.*\n *policy +level +answered .*within SLO\n *greedy +1 ", out)
     lines = tmp_path / "run.jsonl"
     shell.report(*GREEDY, *load, "--output", str(lines))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from policies.command_line.cli import main
-from policies.profile import shipped_profiles
+from policies.profile import Profile, shipped_profiles
 from tests.support.commands import run_command
 
 
@@ -397,19 +397,25 @@ def test_a_plan_says_by_which_routing_its_bound_is_not_kept() -> None:
     assert kept == {"random": True, "least expected": False}
 
 
-def test_a_plan_of_a_pipeline_has_the_devices_and_the_policy_of_each_model() -> None:
-    command = ("googlenet-tesla-p4:1,googlenet-tesla-p4:6", "--plan", "--arrival-rate", "1000", "--slo-p95-ms", "40")
+def test_a_plan_of_a_pipeline_has_the_devices_and_the_policy_of_each_model(tmp_path: Path) -> None:
+    times = [0.001 + 0.0003 * size for size in range(1, 9)]
+    small = tmp_path / "small.json"
+    small.write_text(Profile("small", tuple(times)).to_json())
+    command = (f"{small}:1,{small}:6", "--plan", "--arrival-rate", "1000", "--slo-p95-ms", "20")
     plan = json.loads(call(*command, "--simulate", "4000", "--json").stdout)
     assert [row["devices"] for row in plan["models"]] == [1, 3]
-    assert [row["model"] for row in plan["models"]] == ["googlenet-tesla-p4", "googlenet-tesla-p4 #2"]
+    assert [row["model"] for row in plan["models"]] == ["small", "small #2"]
     assert plan["cost"] == 4
     for row, share in zip(plan["models"], (0.975, 1 - 0.025 / 6), strict=True):
-        limit, _, found = row["policy"].removeprefix("smdp:slo_share=").partition(":")
-        assert row["p95_ms"] < float(limit) < 40
-        assert float(found) == pytest.approx(share, abs=1e-5)
-    assert all(found["bound_kept"] and found["calls"] <= 4000 for found in plan["simulated"].values())
+        limit, _, planned = row["policy"].removeprefix("smdp:slo_share=").partition(":")
+        assert row["p95_ms"] < float(limit) < 20
+        assert float(planned) == pytest.approx(share, abs=1e-5)
+    for found in plan["simulated"].values():
+        assert found["bound_kept"] == (found["share_within"] >= 0.95)
+        assert 0.9 < found["share_within"] <= 1.0
+        assert found["calls"] <= 4000
     printed = call(*command, "--simulate", "4000").stdout
-    assert f"Serve googlenet-tesla-p4 #2 with the policy {plan['models'][1]['policy']}" in printed
+    assert f"Serve small #2 with the policy {plan['models'][1]['policy']}" in printed
 
 
 def test_the_shipped_profiles_are_listed() -> None:

@@ -199,8 +199,10 @@ def test_an_objective_for_some_models_is_given_to_them_alone(tmp_path: Path) -> 
     assert objectives == {"resnet18": inf, "googlenet": 0.3}
 
 
-def test_the_resource_of_the_settings_is_saved_or_an_error() -> None:
-    plan = device_plan(resource="busy_time", slo_p95_ms=10)
+def test_the_resource_of_the_settings_is_saved_or_an_error(tmp_path: Path) -> None:
+    small = tmp_path / "small.json"
+    small.write_text(Profile("small", (0.002, 0.003, 0.004), energies=(0.03, 0.05, 0.07)).to_json())
+    plan = device_plan(device=f"emulated:{small}", resource="busy_time", slo_p95_ms=10)
     chosen = plan.chosen["googlenet"]
     assert chosen.profile.saved == "busy_time"
     assert plan.choose("googlenet", plan.profiles["googlenet"]) is chosen, "solved once"
