@@ -55,6 +55,7 @@ def test_generate_load_simulates(folder: Path) -> None:
     assert json.loads(done.stdout)["ok"] > 0
 
 
+@pytest.mark.slow
 def test_generate_load_sends_from_several_processes(folder: Path) -> None:
     script = folder / "generate-load"  # as pip writes it: a spawned process imports it again
     script.write_text(

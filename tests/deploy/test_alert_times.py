@@ -114,6 +114,7 @@ def differences() -> str:
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (apt: prometheus)")
 @pytest.mark.parametrize("number", range(len(ROWS)), ids=["-".join(map(str, row)) for row in ROWS])
 def test_an_alert_fires_in_the_minute_that_the_page_names(number: int) -> None:

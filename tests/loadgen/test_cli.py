@@ -137,6 +137,7 @@ def test_a_policy_that_decides_by_stage_is_simulated_in_ten_equal_stages_or_in_t
     assert report_in() == report_in("--stages", "10") != report_in("--stages", "2")
 
 
+@pytest.mark.slow
 def test_a_simulated_run_reports_each_priority_level(shell: Shell, tmp_path: Path) -> None:
     policies = [*SIMULATE, "--compare", "greedy", "--compare", "smdp:slo_p95_ms=14"]
     load = ["--rate", "6000", "--duration", "3", "--levels", "0.1,0.9", "--priority-weights", "8,1", "--slo-ms", "14"]

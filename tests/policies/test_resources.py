@@ -125,6 +125,7 @@ def test_a_weight_for_busy_time_is_not_one_for_cpu_time() -> None:
         choose("smdp:power_cap_w=40", CPU)
 
 
+@pytest.mark.slow
 def test_what_a_goal_would_save_is_computed_where_there_is_none() -> None:
     auto = choose("auto", CPU)
     found = savings(auto, 60.0)

@@ -89,6 +89,7 @@ def test_a_plot_is_drawn(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_real_model_is_measured_and_cached_for_serve_model(run: Run, tmp_path: Path) -> None:
     arguments = ("squeezenet1_1", "--device", "cpu", "--weights", "random", "--max-batch-size", "2", "--quick")
     code, out, _ = run(*arguments, "--json", "--energy-time", "0")  # no energy, whether or not there is a sensor
@@ -212,6 +213,7 @@ def test_a_model_of_named_tensors_is_measured_up_to_its_own_largest_batch_and_ca
     assert FirstProfiles().cached(settings, "mine", 3) is None, "another file"
 
 
+@pytest.mark.slow
 def test_a_quick_profile_replaces_a_cached_quick_one_and_keeps_a_full_one(
     run: Run, model_file: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -342,6 +344,7 @@ def test_a_usage_error_is_one_line_on_stderr_and_exit_code_2(
     assert expected in err
 
 
+@pytest.mark.slow
 def test_without_network_pretrained_weights_are_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_network(url: str, **_: float) -> None:
         raise OSError("no network")

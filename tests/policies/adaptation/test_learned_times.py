@@ -59,6 +59,7 @@ def test_one_batch_changes_its_size_by_a_bounded_factor(seen: list[tuple[int, fl
         before = after
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cv", [0.1, 0.4])
 def test_noise_causes_few_changes_at_first_and_hardly_any_later(cv: float) -> None:
     late = []

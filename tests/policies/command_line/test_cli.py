@@ -64,6 +64,7 @@ def test_a_resource_that_cannot_be_saved_is_one_line(arguments: tuple[str, ...],
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_plan_saves_the_resource_that_is_named() -> None:
     plan = solve("--plan", "--arrival-rate", "5000", "--slo-p95-ms", "10", "--resource", "busy_time")
     assert plan["resource"] == "busy_time"
@@ -397,6 +398,7 @@ def test_a_plan_says_by_which_routing_its_bound_is_not_kept() -> None:
     assert kept == {"random": True, "least expected": False}
 
 
+@pytest.mark.slow
 def test_a_plan_of_a_pipeline_has_the_devices_and_the_policy_of_each_model(tmp_path: Path) -> None:
     times = [0.001 + 0.0003 * size for size in range(1, 9)]
     small = tmp_path / "small.json"

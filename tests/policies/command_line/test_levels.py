@@ -32,6 +32,7 @@ def test_the_largest_batch_with_bulk_is_printed() -> None:
     assert len(printed.splitlines()) > len(rows)
 
 
+@pytest.mark.slow
 def test_the_fewest_devices_are_planned() -> None:
     model, weights = "googlenet-tesla-p4", ("--priority-weights", "8,1", "--priority-shares", "0.1,0.9")
     load = ("--plan", "--rate", "9600", *weights)

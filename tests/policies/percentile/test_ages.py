@@ -91,6 +91,7 @@ def test_no_threshold_on_a_coarse_grid_is_better(size: int, load: float, limit: 
     assert found.share_within[0] == pytest.approx(share, abs=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("problem", "bounds"),
     [

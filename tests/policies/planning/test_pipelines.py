@@ -32,6 +32,7 @@ def fewest(model: PipelineStep, response_time: float, share: float) -> int:
     return next((n for n in range(least, 20) if evaluate_devices(planning, n).kept), 1000)
 
 
+@pytest.mark.slow
 def test_the_models_together_get_the_fewest_devices() -> None:
     steps = {"a": step(FIXED, 900.0, 1.0), "b": step(LINEAR, 900.0, 2.0)}
     found = plan_pipeline(steps, 0.06, 0.95)
@@ -56,6 +57,7 @@ def test_of_the_splits_with_these_devices_the_one_that_uses_least_is_chosen() ->
     assert found["a"].bound.response_time > 2 * found["b"].bound.response_time, "its batches take less"
 
 
+@pytest.mark.slow
 def test_spare_devices_are_those_of_each_model() -> None:
     plain, spare = (
         plan_pipeline({"a": step(FIXED, 500.0, 1.0, n), "b": step(LINEAR, 500.0, 1.0, n)}, 0.1, 0.95) for n in (0, 1)

@@ -71,6 +71,7 @@ def test_a_policy_that_does_not_pursue_the_promised_objective_is_named() -> None
     assert replace(choose("greedy", P4), promised=inf).objective == inf
 
 
+@pytest.mark.slow
 def test_a_promise_counts_and_names_the_neighbours_of_a_device() -> None:
     chosen = choose("smdp", P4, {"slo_p95_ms": f"{1e3 * 4 * P4.service_time(1)}"})
     quiet = Neighbour("quiet", P4, 0.0)

@@ -34,6 +34,7 @@ def test_one_server_without_batching_is_the_md1_queue() -> None:
     assert stretches.std(ddof=1) < 0.0005  # small enough for the line above to be a test
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spec", "weights"), [("greedy", None), ("smdp", "8:1"), ("multi-bin:2,inner=greedy", None)])
 def test_levels_have_the_means_that_the_solver_computes(spec: str, weights: str | None) -> None:
     """smdp has tables at some loads, so that its means are not those of the exact rate, but nearly their sum."""

@@ -70,6 +70,7 @@ def test_a_percentile_is_kept_where_lengths_vary(rate: float) -> None:
     assert share_within("smdp:slo_p95_ms=250", rate, lengths, 0.25) > 0.94
 
 
+@pytest.mark.slow
 def test_a_policy_is_solved_again_for_the_sizes_that_are_known() -> None:
     chosen = choose("auto:slo_p95_ms=250", PROFILE)
     assert chosen.table is not None

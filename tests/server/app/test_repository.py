@@ -121,6 +121,7 @@ def test_without_a_device_that_works_nothing_is_loaded(assembled: Assembled) -> 
     asyncio.run(fails(assembled.repository.load("m"), "no device of m works; restart the server"))
 
 
+@pytest.mark.slow
 def test_unloading_and_loading_leaves_no_model_behind(assembled: Assembled) -> None:
     async def scenario() -> None:
         for size in (2, 3):

@@ -23,6 +23,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     worker.end_idle()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("driver")
 def test_with_a_driver_the_worker_that_has_asked_torch_serves_the_next_model_of_torch() -> None:
     with pytest.raises(SpecError, match=r"no CUDA device 4096 among the .* that torch .* finds.*; give cpu or auto"):
@@ -36,6 +37,7 @@ def test_with_a_driver_the_worker_that_has_asked_torch_serves_the_next_model_of_
     device.end()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("driver")
 def test_a_worker_that_no_model_needs_is_ended() -> None:
     find_device("auto")

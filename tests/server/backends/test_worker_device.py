@@ -176,6 +176,7 @@ def test_an_offer_to_a_failed_batch_is_not_taken_after_a_batch_of_the_thread(
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_launch_that_the_worker_took_before_it_died_fails_at_once(
     executor: ThreadExecutor, devices: dict[str, WorkerDevice]
 ) -> None:
@@ -273,6 +274,7 @@ def test_an_exception_of_load_names_the_line(tmp_path: Path) -> None:
     device.end()
 
 
+@pytest.mark.slow
 def test_the_threads_of_a_model_are_chosen_and_kept_in_the_next_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,6 +57,7 @@ def is_close(outputs: Sequence[Any], expected: np.ndarray) -> bool:
     return bool(np.abs(np.stack(outputs) - expected).max() < 1e-4 * np.abs(expected).max())
 
 
+@pytest.mark.slow
 def test_samples_are_in_shared_memory_and_logits_are_those_of_this_process(
     executor: ThreadExecutor, samples: list[np.ndarray], expected: np.ndarray
 ) -> None:
@@ -103,6 +104,7 @@ def test_the_next_stage_can_be_the_standby_of_the_one_before(
     assert is_close(outputs, expected)
 
 
+@pytest.mark.slow
 def test_after_a_death_between_two_stages_the_batch_begins_again(
     executor: ThreadExecutor, device: WorkerDevice, samples: list[np.ndarray], expected: np.ndarray
 ) -> None:

@@ -87,6 +87,7 @@ def error_of(spec: str) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_class_is_served_with_its_own_largest_batch(tmp_path: Path) -> None:
     source = source_of(f"{python_file(tmp_path, VALID)}:Mine")
     source.check("m", "pretrained", None)
@@ -171,6 +172,7 @@ def test_a_file_can_import_its_neighbours_which_never_replace_our_packages(tmp_p
     assert server.models.images.codec.__file__
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec", ["nowhere.py:Mine", "nowhere.pt2", "nowhere.onnx", "nowhere.py", "nowhere.py:"], ids=lambda spec: spec
 )
@@ -178,6 +180,7 @@ def test_a_missing_file_is_named(spec: str) -> None:
     assert "no file" in error_of(spec)
 
 
+@pytest.mark.slow
 def test_an_exported_program_gives_its_signature_and_its_largest_batch(tmp_path: Path) -> None:
     batch = torch.export.Dim("batch", max=16)
     source = source_of(export(tmp_path / "net.pt2", {"x": {0: batch}, "y": {0: batch}}))
@@ -193,6 +196,7 @@ def test_an_exported_program_gives_its_signature_and_its_largest_batch(tmp_path:
         assert [tuple(value.shape) for value in outputs.values()] == [(size, 2), (size,)]
 
 
+@pytest.mark.slow
 def test_a_program_called_by_keywords_and_with_varying_shapes(tmp_path: Path) -> None:
     class Mean(torch.nn.Module):
         def forward(self, *, words: torch.Tensor) -> torch.Tensor:
@@ -212,11 +216,13 @@ def test_a_program_called_by_keywords_and_with_varying_shapes(tmp_path: Path) ->
     assert model.run(words=torch.full((3, 7), 2, dtype=torch.int32))["output"].tolist() == [[2.0]] * 3
 
 
+@pytest.mark.slow
 def test_a_static_batch_dimension_is_refused_with_the_remedy(tmp_path: Path) -> None:
     message = error_of(export(tmp_path / "static.pt2", None))
     assert "input x has the static shape [2, 4], so it takes no batches; export it with dynamic_shapes" in message
 
 
+@pytest.mark.slow
 def test_a_file_that_is_no_program_is_refused(tmp_path: Path) -> None:
     for name in ("bad.pt2", "bad.onnx"):
         (tmp_path / name).write_bytes(b"no program")
@@ -225,6 +231,7 @@ def test_a_file_that_is_no_program_is_refused(tmp_path: Path) -> None:
     assert "cannot be loaded by ONNX Runtime" in error_of(str(tmp_path / "bad.onnx"))
 
 
+@pytest.mark.slow
 def test_an_onnx_file_gives_its_signature_and_the_same_outputs(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     batch = torch.export.Dim("batch", max=16)
@@ -325,6 +332,7 @@ def test_a_program_that_does_not_take_a_shape_is_bad_input(tmp_path: Path) -> No
         model.run(x=torch.ones(3, 7))
 
 
+@pytest.mark.slow
 def test_a_program_may_return_a_tensor_twice(tmp_path: Path) -> None:
     class Twice(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

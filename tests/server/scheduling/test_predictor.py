@@ -68,6 +68,7 @@ def poisson(rng: np.random.Generator) -> float:
     return float(rng.exponential(1 / 60))
 
 
+@pytest.mark.slow
 def test_predicted_is_measured_on_a_device_that_keeps_its_profile(caplog: pytest.LogCaptureFixture) -> None:
     found, calls, metrics = compare(ASSUMED, poisson)
     assert found is not None
@@ -81,6 +82,7 @@ def test_predicted_is_measured_on_a_device_that_keeps_its_profile(caplog: pytest
     assert "is predicted" not in caplog.text
 
 
+@pytest.mark.slow
 def test_each_level_is_predicted_beside_what_is_measured() -> None:
     found, calls, _ = compare(ASSUMED, lambda rng: float(rng.exponential(1 / 140)), levels=2)
     assert found is not None
@@ -91,6 +93,7 @@ def test_each_level_is_predicted_beside_what_is_measured() -> None:
     assert calls <= 7, "not at each comparison"
 
 
+@pytest.mark.slow
 def test_a_lasting_difference_is_logged_once_with_contention_as_its_reason(caplog: pytest.LogCaptureFixture) -> None:
     slower = Profile("slower", tuple(1.5 * t for t in ASSUMED.service_times))
     with caplog.at_level(logging.WARNING):

@@ -184,6 +184,7 @@ def test_a_non_blocking_descriptor_loses_no_line(blocking: bool) -> None:
     assert len(log.lines) == 300
 
 
+@pytest.mark.slow
 def test_after_a_flush_all_lines_are_written_and_a_pipe_that_is_not_read_holds_it_for_a_limited_time() -> None:
     reading, writing = os.pipe()
     with configured_logging("info", "json", writing):

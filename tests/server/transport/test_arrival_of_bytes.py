@@ -113,6 +113,7 @@ def _comparable(response: Response) -> Any:
     return response.status, headers, response.body
 
 
+@pytest.mark.slow
 @settings(
     max_examples=60,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],

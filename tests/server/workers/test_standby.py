@@ -33,6 +33,7 @@ def test_an_offer_is_taken_or_withdrawn(ends: tuple[StandbyMemory, StandbyMemory
     assert theirs.take() is None
 
 
+@pytest.mark.slow
 def test_no_offer_is_lost_or_taken_twice_however_often_it_is_replaced(
     ends: tuple[StandbyMemory, StandbyMemory],
 ) -> None:

@@ -147,6 +147,7 @@ def test_a_batch_that_hangs_fails_when_its_process_is_replaced(model: RemoteMode
     assert len(run(again, batch(5))) == 3
 
 
+@pytest.mark.slow
 def test_an_input_that_ends_the_process_while_it_is_decoded_fails_alone(model: RemoteModel) -> None:
     with ThreadPoolExecutor(8) as pool:
         bad = pool.submit(model.decode, b"crash", "")

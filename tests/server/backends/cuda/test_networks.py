@@ -178,6 +178,7 @@ def search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("search")
 def test_a_search_that_would_take_too_long_for_all_buckets_is_switched_off(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -26,6 +26,7 @@ def repeated_numbers(weight: Tensor, *_: Any, **__: Any) -> Tensor:
     return weight
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "stages"), [("googlenet", 4), ("resnet18", 9), ("vgg11", 3)])
 @pytest.mark.usefixtures("few_calibration_images", "small_images")
 @torch.inference_mode()

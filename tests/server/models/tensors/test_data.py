@@ -102,6 +102,7 @@ def test_integers_are_accepted_as_floats() -> None:
     np.testing.assert_array_equal(from_json([1, 2.5, 2**64 - 1], "FP64", (3,)), [1.0, 2.5, 2.0**64])
 
 
+@pytest.mark.slow
 @given(st.lists(st.text(), min_size=1))
 def test_joined_elements_split_into_the_same(texts: list[str]) -> None:
     assert from_binary(to_binary(np.array(texts, object), "BYTES"), 0, "BYTES", (len(texts),)) == [
