@@ -21,12 +21,11 @@ _SIGNIFICANT = 2.0  # standard errors at which a window changes a margin before 
 _FEWEST, _CLEAR = 3.0, 4.0  # expected late requests, and standard errors, at which a margin grows earlier still
 _CLEARLY_BELOW = 0.05  # of the bound: difference of the percentile's upper limit at which a margin shrinks as early
 _CHANCE = 0.05  # with which all of some batches may be faster than a percentile, so that their slowest is its limit
-_KNOWN, _LATEST = 30, 100  # answers after which their time outside is known; of which it is the mean
 _TARGET = 0.8  # part of the allowed late requests that a margin aims at, since chance would miss the objective
 _GAIN_SIGNIFICANT, _GAIN = 1.0, 0.5  # parts of the measured excess by which a margin changes
 _LARGEST_EXCESS = 0.1  # of the bound: what is used of a larger difference, so that one bad window changes little
 _STEP = 1 / 100  # of the bound: the resolution of a margin in use
-_LARGEST_FIRST, _LARGEST = 0.5, 0.9  # of the bound: the largest margin to begin with, and later
+_FIRST, _LARGEST = 0.5, 0.9  # of the bound: the margin to begin with, and the largest
 
 
 @dataclass(slots=True)
@@ -58,29 +57,6 @@ class ResponseCounts:
         self.within += requests if response <= bound else 0
         self.near += requests if response > (1.0 - _CLEARLY_BELOW) * bound else 0
         self.responses += [response] * requests
-
-
-@dataclass(slots=True)
-class TimeOutside:
-    """The time of answers outside of queue and device, such as decoding and HTTP, which no profile has.
-
-    Attributes:
-        count: number of answers.
-        mean: of about the latest hundred, s.
-    """
-
-    count: int = 0
-    mean: float = 0.0
-
-    @property
-    def known(self) -> bool:
-        """Whether there are enough answers."""
-        return self.count >= _KNOWN
-
-    def add(self, seconds: float) -> None:
-        """Add an answer."""
-        self.count += 1
-        self.mean += (seconds - self.mean) / min(self.count, _LATEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,12 +140,12 @@ class Objective:
 class AgeMargin:
     """Keeps a share of the response times within a bound by solving for a smaller one; `after` returns the next state.
 
-    A table of maximum ages uses up the bound, so what its model does not know, such as decoding and HTTP, makes
-    requests late. It is solved for a bound that is smaller by a margin. Reducing its ages instead would not be enough:
-    the small queues that it gives up would still use up the share.
+    A table of maximum ages uses up the bound, so what its model does not know, such as decoding, HTTP, and batches that
+    are slower beside other work, makes requests late. It is solved for a bound that is smaller by a margin. Reducing
+    its ages instead would not be enough: the small queues that it gives up would still use up the share.
 
-    It begins with the mean time outside of queue and device, once that is known: a first estimate, since percentiles do
-    not add up. Then the target is eight tenths of the requests that may be late. The margin changes by the difference
+    The margin begins with half of the bound, since a bound that is missed costs more than what is saved in the first
+    minute. The target is eight tenths of the requests that may be late. The margin changes by the difference
     between the measured percentile, of that share, and the bound, if the share differs from the target by two standard
     errors, in a window with at least twenty expected late requests. Otherwise it changes by half of the difference,
     once 200 are expected. With three expected already it grows where the share is too large by four standard errors,
@@ -182,26 +158,22 @@ class AgeMargin:
         bound: response time, s.
         share: share of the requests to be within the bound, above 0 and below 1.
         margin: s.
-        begun: whether it has a first estimate.
     """
 
     bound: float
-    share: float = 0.95
-    margin: float = 0.0
-    begun: bool = False
+    share: float
+    margin: float
+
+    @classmethod
+    def first(cls, bound: float, share: float) -> "AgeMargin":
+        """The state before any answer."""
+        return cls(bound, share, _FIRST * bound)
 
     @property
     def in_use(self) -> float:
         """The margin that is solved for, s: rounded, so that this does not happen after every window."""
         step = _STEP * self.bound
         return step * round(self.margin / step)
-
-    def begin(self, outside: float) -> "AgeMargin":
-        """Return the state whose margin is the mean time of answers outside of queue and device, s.
-
-        It is at most half of the bound, since answers that were slow for another reason may be among them.
-        """
-        return replace(self, margin=min(max(outside, 0.0), _LARGEST_FIRST * self.bound), begun=True)
 
     def after(self, counts: ResponseCounts) -> "AgeMargin":
         """Return the next state; the same object if the window has too few requests and must be continued."""

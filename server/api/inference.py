@@ -254,7 +254,6 @@ class Inference:
         answers = await context.wait_for(self._submit(model, samples, context))
         context.waiting = max([answer.waiting for answer in answers])
         context.service = max([answer.service for answer in answers])
-        context.in_service = max([answer.waiting + answer.service for answer in answers])
         context.device = answers[-1].device
         return answers
 
@@ -530,9 +529,7 @@ class Inference:
         if not context.device:  # decoding has answered it
             return
         level = self._shown_level(model, context)
-        self.metrics.call_completed(
-            model, context.device, response, context.samples, since_body, context.in_service, level
-        )
+        self.metrics.call_completed(model, context.device, response, context.samples, since_body, level)
         preparing = context.queued - context.began
         self.metrics.statistics.call_completed(model, preparing, context.waiting, context.service, response)
 

@@ -13,7 +13,7 @@ from math import inf
 from typing import Any, TypeVar
 
 from policies.adaptation.drift import DriftDetector
-from policies.adaptation.objective import AgeMargin, Objective, ResponseCounts, TimeOutside
+from policies.adaptation.objective import AgeMargin, Objective, ResponseCounts
 from policies.catalog import ModelPolicy, solved_again
 from policies.profile import Profile
 from policies.types import SpecError
@@ -41,7 +41,8 @@ class _Monitored:
         objective: the response-time objective; None where the spec has none. While greedy is in use, because a policy
             is solved for a reduced maximum batch size, it is that policy's.
         served: answers since the objective's state last changed.
-        outside: times of the model's answers that its profile does not know, whichever policy was set.
+        begun: whether the policy was solved for the first margin.
+        margins: the margins that were learned, by bound and share, also under policies that were set before.
         bins_updates: those of the policy's bins that were looked at.
         solve_shares_from: instant from which it may be solved for shares of levels, s.
         solving: the running task that solves another policy.
@@ -52,7 +53,8 @@ class _Monitored:
     drift: DriftDetector
     objective: Objective | AgeMargin | None
     served: ResponseCounts = field(default_factory=ResponseCounts)
-    outside: TimeOutside = field(default_factory=TimeOutside)
+    begun: bool = False
+    margins: dict[tuple[float, float], AgeMargin] = field(default_factory=dict)
     bins_updates: int = 0
     solve_shares_from: float = 0.0
     solving: "asyncio.Task[None] | None" = None
@@ -159,17 +161,15 @@ class Controller:
             self._solve(model, monitored.current.profile, "levels", reason, {"solved_shares": tuple(shares)})
         return bool(shares)
 
-    def answered(self, model: str, response: float, in_service: float, requests: int) -> None:
+    def answered(self, model: str, response: float, requests: int) -> None:
         """Evaluate the response time of a call for each of its requests.
 
         Args:
             model: of the call.
             response: from the end of its body to its answer, s.
-            in_service: part of it in the queue and on the device, s.
             requests: of the call.
         """
         monitored = self._state(model)
-        monitored.outside.add(response - in_service)
         if monitored.objective is None or monitored.solving is not None or self._dispatcher.accounting.shared:
             return
         if monitored.current.slo == inf:  # greedy, until a policy is solved for the reduced maximum batch size
@@ -247,17 +247,20 @@ class Controller:
         if objective is not None or before is not None:
             self._metrics.objective_level(model, self._dispatcher.device, 0)
             self._metrics.objective_margin(model, self._dispatcher.device, chosen.margin)
-        outside = TimeOutside() if before is None else before.outside
-        return _Monitored(chosen, chosen, drift, objective, outside=outside)
+        margins = {} if before is None else before.margins
+        if isinstance(objective, AgeMargin) and not chosen.margin:
+            objective = margins.get((objective.bound, objective.share), objective)
+        return _Monitored(chosen, chosen, drift, objective, margins=margins)
 
     def _detector(self, profile: Profile) -> DriftDetector:
         return DriftDetector(profile, (profile.idle_power or 0.0) if self._counts_idle else 0.0)
 
     def _evaluate_objective(self, model: str, monitored: _Monitored, objective: Objective | AgeMargin) -> None:
         after: Objective | AgeMargin
-        if isinstance(objective, AgeMargin) and not objective.begun and monitored.outside.known:
-            after = objective.begin(monitored.outside.mean)
-            reason = f"answers take {1e3 * monitored.outside.mean:.3g} ms outside of queue and device"
+        if isinstance(objective, AgeMargin) and not monitored.begun:
+            known = (objective.bound, objective.share) in monitored.margins
+            after, reason = objective, "the margin is known" if known else "no answer was measured before"
+            monitored.begun = True
         else:
             answers = monitored.served
             after = objective.after(answers)
@@ -268,6 +271,7 @@ class Controller:
         monitored.served = ResponseCounts()
         monitored.objective = after
         if isinstance(after, AgeMargin):
+            monitored.margins[after.bound, after.share] = after
             if after.in_use != monitored.current.margin:
                 reason = f"{reason}: solved for {1e3 * (after.bound - after.in_use):.4g} ms"
                 self._solve(model, monitored.current.profile, "objective", reason)
@@ -369,7 +373,8 @@ class Controller:
 
 def _objective_of(chosen: ModelPolicy) -> Objective | AgeMargin | None:
     if chosen.takes_margin:
-        return AgeMargin(chosen.slo, chosen.share, chosen.margin, begun=chosen.margin > 0.0)
+        first = AgeMargin.first(chosen.slo, chosen.share)
+        return replace(first, margin=chosen.margin) if chosen.margin else first
     if chosen.bounds_share and chosen.table is not None and any(row.w2 for row in chosen.table.rows):
         return Objective(chosen.slo, chosen.share)
     return None

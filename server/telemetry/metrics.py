@@ -69,7 +69,7 @@ class Metrics:
         # `cache` on `labels`: the lookup of a child costs more than counting, and these two are used in every call
         self._outcome = cache(counter("requests", "Requests by outcome", "model", "outcome").labels)
         self._policies: dict[tuple[str, str], tuple[str, str]] = {}
-        self._observers: dict[str, Callable[[str, float, float, int], None]] = {}
+        self._observers: dict[str, Callable[[str, float, int], None]] = {}
         self._batch_observers: dict[str, Callable[[BatchRecord], None]] = {}
         self._rejected = counter("rejected", "Requests rejected by admission control, by reason", "model", "reason")
         self._late = counter(
@@ -234,13 +234,13 @@ class Metrics:
         """Export the time by which the bound of maximum ages is reduced on a device, s."""
         self._objective_margin.labels(model, device).set(seconds)
 
-    def observe_responses(self, device: str, observer: Callable[[str, float, float, int], None]) -> None:
+    def observe_responses(self, device: str, observer: Callable[[str, float, int], None]) -> None:
         """Call an observer for each call that a device has answered.
 
         Args:
             device: the device.
-            observer: called with the model, the time from the end of the call's body to its answer, s, the part of it
-                in the queue and on the device, s, and the number of its requests.
+            observer: called with the model, the time from the end of the call's body to its answer, s, and the number
+                of its requests.
         """
         self._observers[device] = observer
 
@@ -280,14 +280,7 @@ class Metrics:
             waiting.observe(request.started - request.arrival)
 
     def call_completed(
-        self,
-        model: str,
-        device: str,
-        seconds: float,
-        n: int,
-        since_body: float,
-        in_service: float,
-        level: int | None = None,
+        self, model: str, device: str, seconds: float, n: int, since_body: float, level: int | None = None
     ) -> None:
         """Observe the response time of a call, once per request.
 
@@ -297,7 +290,6 @@ class Metrics:
             seconds: time from the first byte of the call to its answer, s.
             n: number of requests of the call.
             since_body: time from the end of its body to the answer, s.
-            in_service: part of the latter in the queue and on the device, s.
             level: its priority level; None where the model has one. The objective is that of level 1.
         """
         if level is not None:
@@ -308,7 +300,7 @@ class Metrics:
             response.observe(seconds)
         self.history.requests_completed(model, [seconds] * n)
         if level in (None, 1) and (observer := self._observers.get(device)) is not None:
-            observer(model, since_body, in_service, n)
+            observer(model, since_body, n)
 
     def outcome(self, model: str, outcome: str, n: int = 1, seconds: float = 0.0, level: int = 1) -> None:
         """Count `n` requests by outcome, and those that missed the objective of their model.

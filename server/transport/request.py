@@ -52,7 +52,6 @@ class RequestContext(ABC):
             request ends at once after it.
         waiting: longest waiting time of the samples, s.
         service: longest service time of their batches, s.
-        in_service: longest time of a sample in the queue and on the device, s.
         device: name of the device that served the samples.
         steps: of a pipeline: what each of its requests took.
         priority: `parameters.priority` of the protocol; 0 without one.
@@ -61,7 +60,7 @@ class RequestContext(ABC):
     """
 
     __slots__ = (
-        *("answered", "began", "device", "headers", "in_service", "key", "memory", "method", "path", "queued"),
+        *("answered", "began", "device", "headers", "key", "memory", "method", "path", "queued"),
         *("received", "request_id", "samples", "service", "span", "status", "steps", "timeout", "waiting"),
         *("least_level", "level", "priority"),
         *("_awaited", "_disconnected", "_reason"),
@@ -82,7 +81,7 @@ class RequestContext(ABC):
         self.timeout = inf
         self.samples = 1
         self.received = self.queued = self.answered = inf
-        self.waiting = self.service = self.in_service = 0.0
+        self.waiting = self.service = 0.0
         self.device = ""
         self.steps: list[dict[str, Any]] = []
         self.priority = 0

@@ -64,7 +64,7 @@ def _samples() -> Iterator[Sample]:
         BatchRecord("d", "greedy", Launch([request]), 0, True, [request], 0.0, 0.1, 0.1, "nvml", cpu_time=0.1)
     )
     metrics.requests_completed("d", [request])
-    metrics.call_completed("m", "d", 1.0, 1, 0.9, 0.8)
+    metrics.call_completed("m", "d", 1.0, 1, 0.9)
     metrics.outcome("m", "ok")
     metrics.rejected("m", "queue_full", 1)
     metrics.device_fault("m", "RuntimeError")

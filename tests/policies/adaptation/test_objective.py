@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.adaptation.objective import AgeMargin, Move, Objective, ResponseCounts, TimeOutside
+from policies.adaptation.objective import AgeMargin, Move, Objective, ResponseCounts
 
 GOOD, FAIR, BAD, AWFUL = (ResponseCounts(1000, within, 200) for within in (990, 955, 900, 500))
 FEW = ResponseCounts(90, 0, 20)
@@ -112,7 +112,7 @@ def measured(*responses: float) -> ResponseCounts:
 def test_a_margin_follows_the_measured_percentile(slowest: float, slow: float, others: float, change: float) -> None:
     number = round(4000 * slow)
     counts = measured(*[slowest] * number, *[others] * (4000 - number))
-    assert AgeMargin(0.1, margin=0.02).after(counts).margin == pytest.approx(0.02 + change)
+    assert AgeMargin(0.1, 0.95, 0.02).after(counts).margin == pytest.approx(0.02 + change)
 
 
 @pytest.mark.parametrize(
@@ -128,17 +128,17 @@ def test_a_margin_follows_the_measured_percentile(slowest: float, slow: float, o
 def test_a_margin_shrinks_early_where_the_percentile_is_clearly_below_the_bound(
     slowest: float, others: float, requests: int, change: float | None
 ) -> None:
-    before = AgeMargin(0.1, margin=0.02)
+    before = AgeMargin(0.1, 0.95, 0.02)
     after = before.after(measured(slowest, *[others] * (requests - 1)))
     assert after is before if change is None else after.margin == pytest.approx(0.02 + change)
 
 
 def test_a_margin_is_not_negative() -> None:
-    assert AgeMargin(0.1, margin=0.001).after(measured(*[0.02] * 4000)).margin == 0.0
+    assert AgeMargin(0.1, 0.95, 0.001).after(measured(*[0.02] * 4000)).margin == 0.0
 
 
 def test_a_margin_is_below_the_bound() -> None:
-    margin = AgeMargin(0.1)
+    margin = AgeMargin(0.1, 0.95, 0.0)
     for _ in range(30):
         margin = margin.after(measured(*[0.5] * 1000))
     assert margin.margin == pytest.approx(margin.in_use) == pytest.approx(0.09)
@@ -156,7 +156,7 @@ def test_a_margin_is_below_the_bound() -> None:
     ],
 )
 def test_a_margin_waits_for_enough_requests(late: float, requests: int) -> None:
-    before = AgeMargin(0.1, margin=0.01)
+    before = AgeMargin(0.1, 0.95, 0.01)
 
     def counts(n: int) -> ResponseCounts:
         number = round(n * late)
@@ -166,24 +166,17 @@ def test_a_margin_waits_for_enough_requests(late: float, requests: int) -> None:
     assert before.after(counts(requests + 10)) is not before
 
 
-@pytest.mark.parametrize(("outside", "margin"), [(0.005, 0.005), (-0.001, 0.0), (0.2, 0.05)])
-def test_a_margin_begins_with_the_time_outside_of_queue_and_device(outside: float, margin: float) -> None:
-    begun = AgeMargin(0.1).begin(outside)
-    assert begun.margin == pytest.approx(margin)
-    assert begun.begun
-
-
-def test_the_time_outside_is_the_mean_of_the_latest_answers() -> None:
-    outside = TimeOutside()
-    for seconds in [0.01] * 20 + [0.03] * 20:
-        assert outside.known == (outside.count >= 30)
-        outside.add(seconds)
-    assert outside.mean == pytest.approx(0.02)
-    for _ in range(1000):
-        outside.add(0.05)
-    assert outside.mean == pytest.approx(0.05, rel=0.01)
+def test_a_margin_begins_with_half_of_the_bound_and_shrinks_to_what_answers_need() -> None:
+    margin, batches = AgeMargin.first(0.1, 0.95), 0
+    assert margin.margin == pytest.approx(0.05)
+    while margin.in_use > 0.0:
+        before = margin
+        margin = before.after(measured(*[0.08 - before.in_use] * 150))
+        assert margin is not before
+        batches += 75
+    assert batches == 5 * 75
 
 
 def test_a_margin_in_use_has_steps() -> None:
-    assert AgeMargin(0.1, margin=0.01024).in_use == pytest.approx(0.01)
-    assert AgeMargin(0.1, margin=0.0106).in_use == pytest.approx(0.011)
+    assert AgeMargin(0.1, 0.95, 0.01024).in_use == pytest.approx(0.01)
+    assert AgeMargin(0.1, 0.95, 0.0106).in_use == pytest.approx(0.011)

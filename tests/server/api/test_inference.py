@@ -470,27 +470,6 @@ def test_the_exported_response_time_is_from_the_first_byte_to_the_response() -> 
     with_inference(scenario)
 
 
-def test_the_time_in_queue_and_device_is_that_of_the_last_sample_of_a_call_in_several_batches() -> None:
-    async def scenario(inference: Inference, _: HeldPool) -> None:
-        contexts, observed = list[RequestContext](), list[float]()
-
-        async def answer(model: ServedModel, context: RequestContext) -> tuple[bytes, Headers]:
-            contexts.append(context)
-            found = await infer(inference, [MODEL.codec.read_pixels(bytes(SAMPLE))] * 10, context)
-            assert [each.batch_size for each in found] == [8] * 8 + [2] * 2
-            return b"", []
-
-        inference.metrics.observe_responses(
-            inference.fleet.first.device, lambda model, since_body, in_service, n: observed.append(in_service)
-        )
-        await inference.serve("m", answer, AsgiContext(call_scope(), stay_connected, discard))
-        (context,) = contexts
-        assert observed == [context.in_service]
-        assert context.waiting < context.in_service < context.waiting + context.service
-
-    with_inference(scenario)
-
-
 def test_a_request_is_late_by_the_time_since_its_whole_body_was_read() -> None:
     async def scenario(inference: Inference, _: HeldPool) -> None:
         inference.metrics.objective("m", 2.0, 0.95)
