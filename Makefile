@@ -50,6 +50,9 @@ test: $(STAMP)  ## run the tests of the code by itself, in a few minutes; those 
 test-all: $(EXAMPLES)  ## run all tests that need no GPU: also of whole servers, examples and research, and slow ones
 	$(call run_tests,"not gpu")
 
+reference: $(STAMP)  ## write docs/reference.md from the code
+	$(BIN)/python -m tests.support.reference
+
 check: $(EXAMPLES)  ## what CI runs: lint, types, tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -156,4 +159,4 @@ gpu:  ## on a machine with a GPU: check and measure everything in one call of at
 gpu-page:  ## tables, figures and profiles of the records of make gpu, also of a call that was stopped (OUT=folder)
 	$$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) -m benchmarks.gpu.page $(OUT)
 
-.PHONY: help install serve example test test-all check format bench bench-live bench-peers compare real-models bench-deploy stress records paper percentiles paper-batching audit gpu gpu-page
+.PHONY: help install serve example test test-all reference check format bench bench-live bench-peers compare real-models bench-deploy stress records paper percentiles paper-batching audit gpu gpu-page

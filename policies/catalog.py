@@ -9,8 +9,8 @@ from math import inf
 from typing import Any
 
 from policies.objectives.frontier import BOUNDS, SHARE, ShareBound, parse_bound
-from policies.objectives.solving import table_policy
-from policies.objectives.table import PolicyTable, table_of
+from policies.objectives.solving import solved_table, table_policy
+from policies.objectives.table import PolicyTable, default_loads, nearest_load, table_of
 from policies.profile import Profile
 from policies.queue.drain import Drain
 from policies.queue.lookup import ActionRow, Lookup, lookup
@@ -48,6 +48,8 @@ _SAVING = frozenset({"w2", *BOUNDS})  # keys of goals that save the resource of 
 _IN_UNITS = frozenset({"w2", "power_cap_w", "resource_cap"})  # those whose values are in its unit
 _GOALS = _SAVING | {"slo_ms"}
 _SHARES = frozenset({"slo_p95_ms", "slo_share"})  # those that bound the response time of a share of the requests
+_NEAR = 0.09  # difference of loads within which maximum ages are solved again for a rate
+_LEAST_BOUND = 2.0  # times l(1): what maximum ages are solved for at least; below it ever fewer requests can be in time
 _DEFAULT_STAGES = 10  # of a simulation without measured stages and without --stages
 
 CATALOG: Mapping[str, Rule] = {
@@ -94,6 +96,7 @@ class ModelPolicy:
         solved_shares: the shares for which the policy is solved; empty before.
         defaults: values for keys that the spec leaves open; `solved_again` uses them, too.
         margin: time by which the bound is reduced that the policy is solved for, so that the objective is met, s.
+        solved_loads: of the rows of maximum ages that are solved for this profile and margin; None: all are.
     """
 
     spec: str
@@ -113,6 +116,7 @@ class ModelPolicy:
     solved_shares: Sequence[float] = ()
     defaults: Mapping[str, str] = field(default_factory=dict)
     margin: float = 0.0
+    solved_loads: Collection[float] | None = None
 
     @property
     def max_wait(self) -> float:
@@ -218,6 +222,13 @@ class ModelPolicy:
             if change <= max(_SHARE_ERRORS * shares.standard_error, _SHARE_CHANGE * min(before, 1.0 - before)):
                 return ()
         return shares.shares
+
+    def unsolved_rate(self, arrival_rate: float) -> bool:
+        """Whether the row of maximum ages for this rate, 1/s, was left as it was when others were solved again."""
+        if self.solved_loads is None or self.table is None:
+            return False
+        row = self.table.rows[0]
+        return nearest_load(arrival_rate / row.arrival_rate * row.load) not in self.solved_loads
 
     def with_solved_shares(self, shares: Sequence[float]) -> "ModelPolicy":
         """Return the policy solved for these shares of the levels; the same one if it does not depend on them."""
@@ -406,12 +417,25 @@ def check_spec(
         _chosen(spec, profile, built)
 
 
-def solved_again(chosen: ModelPolicy, profile: Profile, factor: float = 1.0, margin: float = 0.0) -> ModelPolicy:
+def solved_again(
+    chosen: ModelPolicy,
+    profile: Profile,
+    factor: float = 1.0,
+    margin: float = 0.0,
+    arrival_rate: float | None = None,
+) -> ModelPolicy:
     """Return the policy of the same spec for another profile.
 
-    The table of a policy file is kept. With a bound on a percentile, each load of a table of batch sizes keeps its
-    weight times `factor`, and maximum ages are solved for a bound that is smaller by `margin`, s; the objective
-    controller adjusts both by the measured response times. All other policies are chosen again.
+    The table of a policy file is kept. All others are chosen again, but for those with a bound on a percentile.
+
+    Args:
+        chosen: the policy.
+        profile: its new one.
+        factor: of the weight at each load of a table of batch sizes for a percentile.
+        margin: time by which the bound is smaller that maximum ages are solved for, s. The objective controller adjusts
+            it and the factor by the measured response times.
+        arrival_rate: maximum ages are solved only for loads near this rate, 1/s, since all take seconds; other rows
+            stay, those for the same profile and margin as solved. None: for all.
 
     Raises:
         SpecError: the spec cannot be used with this profile, or the file launches larger batches than it has.
@@ -420,7 +444,7 @@ def solved_again(chosen: ModelPolicy, profile: Profile, factor: float = 1.0, mar
     if chosen.name == FILE.name and before is not None:
         return _with_table(replace(chosen, profile=profile), before)
     if chosen.takes_margin:
-        return _with_margin(chosen, profile, margin)
+        return _with_margin(chosen, profile, margin, arrival_rate)
     if before is None or not _SHARES & (before.bound or {}).keys():
         again = choose(chosen.spec, profile, chosen.defaults, sizes=chosen.solved_sizes)
         return _with_known(replace(again, promised=chosen.promised), chosen)
@@ -432,14 +456,39 @@ def solved_again(chosen: ModelPolicy, profile: Profile, factor: float = 1.0, mar
     return _with_table(replace(chosen, profile=profile, monitor=monitor), table)
 
 
-def _with_margin(chosen: ModelPolicy, profile: Profile, margin: float) -> ModelPolicy:
+def _with_margin(chosen: ModelPolicy, profile: Profile, margin: float, arrival_rate: float | None) -> ModelPolicy:
     spec = _with_defaults(parse_spec(chosen.spec), chosen.defaults, MAX_WAIT)
-    limit = f"{1e3 * (chosen.slo - margin)}"
+    least = min(_LEAST_BOUND * profile.service_time(1), chosen.slo)
+    limit = f"{1e3 * max(chosen.slo - margin, least)}"
     bound = {"slo_p95_ms": limit} if "slo_p95_ms" in spec.parameters else {"slo_share": f"{limit}:{chosen.share}"}
     inside = replace(spec, parameters={**spec.parameters, **bound})
+    before = chosen.table
+    if arrival_rate is not None and before is not None and before.max_batch_size == profile.max_batch_size:
+        return _solved_near(chosen, inside, profile, margin, arrival_rate)
     again = _chosen(inside, profile, rule_of(spec.name).build(inside, profile), chosen.solved_sizes)
     again = replace(again, parameters=chosen.parameters, slo=chosen.slo, promised=chosen.promised, margin=margin)
     return _with_known(again, chosen)
+
+
+def _solved_near(chosen: ModelPolicy, spec: Spec, profile: Profile, margin: float, arrival_rate: float) -> ModelPolicy:
+    """The policy with rows of maximum ages that are solved near a rate, and the others as they were."""
+    assert chosen.table is not None
+    mixed = of_mixed_lengths(profile, chosen.solved_sizes)
+    at = nearest_load(arrival_rate / mixed.capacity)
+    near = [load for load in default_loads() if abs(load - at) <= _NEAR]
+    if profile is chosen.profile and margin == chosen.margin:
+        loads = default_loads() if chosen.solved_loads is None else chosen.solved_loads
+        missing = [load for load in near if load not in loads]
+        if not missing:
+            return chosen
+        solved, known = solved_table(spec, mixed, missing), {*loads, *missing}
+    else:
+        solved, known = solved_table(spec, mixed, near), {*near}
+    rows = {nearest_load(row.load): row for row in (*chosen.table.rows, *solved.rows)}
+    of_profile = [replace(rows[load], arrival_rate=load * mixed.capacity) for load in sorted(rows)]
+    monitor = ForgettingMonitor(rate_time_constant(profile))
+    again = replace(chosen, profile=profile, monitor=monitor, margin=margin, solved_loads=known)
+    return _with_table(again, replace(solved, rows=tuple(of_profile)))
 
 
 def _with_known(again: ModelPolicy, before: ModelPolicy) -> ModelPolicy:

@@ -18,6 +18,7 @@ from server.backends.executor import Batch
 from server.backends.tensor_device import TensorDevice
 from server.cli import app as serve_model
 from server.models.sources import TensorSource
+from tests.support.reference import PAGE, reference
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -56,6 +57,10 @@ def test_every_policy_of_an_example_command_can_be_parsed(page: Path) -> None:
 def test_the_index_links_every_page() -> None:
     index = (ROOT / "docs" / "README.md").read_text()
     assert [page.name for page in PAGES[1:] if f"({page.name})" not in index] == ["README.md"]
+
+
+def test_the_reference_is_written_from_the_code() -> None:
+    assert PAGE.read_text() == reference(), "run `make reference`"
 
 
 def test_the_runbook_has_one_line_for_each_alert() -> None:

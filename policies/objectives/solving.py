@@ -1,5 +1,6 @@
 """Solve the tables of a policy spec for a profile, and build the policy that looks actions up in them."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import inf, log, sqrt
@@ -21,8 +22,13 @@ _CACHED = 64  # tables of this process: devices of one kind have the same profil
 _SIMULATED_REQUESTS = 15_000  # for each load, where a percentile is bounded
 
 
-def solved_table(spec: Spec, profile: Profile) -> PolicyTable:
+def solved_table(spec: Spec, profile: Profile, loads: Sequence[float] = ()) -> PolicyTable:
     """Solve a table for the weight or bound of a spec; a load without a feasible policy gets the nearest one.
+
+    Args:
+        spec: of a solved table.
+        profile: the device, for batches of the lengths that arrive.
+        loads: ascending; empty for the whole grid. Of a bound.
 
     Service times that vary by a tenth or more, as they do on a busy CPU, are solved as gamma distributed.
     """
@@ -41,7 +47,7 @@ def solved_table(spec: Spec, profile: Profile) -> PolicyTable:
         except UnreachableError as error:
             return error.nearest
 
-    return solve_table(problem, default_loads(), nearest, {key: value})
+    return solve_table(problem, loads or default_loads(), nearest, {key: value})
 
 
 def weight_of(spec: Spec) -> tuple[str, float | str]:

@@ -81,6 +81,12 @@ def default_loads() -> list[float]:
     return [round(0.02 * n, 2) for n in range(1, 50)]
 
 
+def nearest_load(load: float) -> float:
+    """The load of that grid that is nearest to a load."""
+    grid = default_loads()
+    return min(grid, key=lambda each: abs(each - load))
+
+
 def solve_table(
     problem: Problem,
     loads: Sequence[float],

@@ -26,8 +26,9 @@ _MIN_INTERVAL = 0.25  # s between two readings of the energy counter
 _MIN_STEPS = 10.0  # resolution steps of the counter between two readings
 _FIRST_RETRY, _LAST_RETRY = 300.0, 3600.0  # s from out of memory to trying a larger batch; doubled at each failure
 _SOLVED_AGAIN = 60.0  # s after a failure of solving, or after solving for shares, until it is tried again
+_RATE_SOLVED_AGAIN = 5.0  # s between two solutions for another arrival rate, of which the first estimates are rough
 _T = TypeVar("_T")
-Solver = Callable[[ModelPolicy, Profile, float, float], ModelPolicy]  # as `solved_again`
+Solver = Callable[[ModelPolicy, Profile, float, float, float | None], ModelPolicy]  # as `solved_again`
 
 
 @dataclass(slots=True)
@@ -45,6 +46,7 @@ class _Monitored:
         margins: the margins that were learned, by bound and share, also under policies that were set before.
         bins_updates: those of the policy's bins that were looked at.
         solve_shares_from: instant from which it may be solved for shares of levels, s.
+        solve_rate_from: instant from which it may be solved for another arrival rate, s.
         solving: the running task that solves another policy.
     """
 
@@ -57,6 +59,7 @@ class _Monitored:
     margins: dict[tuple[float, float], AgeMargin] = field(default_factory=dict)
     bins_updates: int = 0
     solve_shares_from: float = 0.0
+    solve_rate_from: float = 0.0
     solving: "asyncio.Task[None] | None" = None
 
 
@@ -122,7 +125,8 @@ class Controller:
             self._read_meter(monitored)
         if monitored.solving is not None:
             return
-        if self._solve_for_sizes(model, monitored) or self._solve_for_shares(model, monitored):
+        solve_for = (self._solve_for_sizes, self._solve_for_shares, self._solve_for_rate)
+        if any(each(model, monitored) for each in solve_for):
             return
         refit = monitored.drift.refit(monitored.current.weighs_costs)
         if refit is not None:
@@ -160,6 +164,15 @@ class Controller:
             reason = f"level 1 has {shares[0]:.1%} of the arrivals"
             self._solve(model, monitored.current.profile, "levels", reason, {"solved_shares": tuple(shares)})
         return bool(shares)
+
+    def _solve_for_rate(self, model: str, monitored: _Monitored) -> bool:
+        """Solve the policy if it is not yet solved for loads near the measured arrival rate."""
+        now, rate = self._dispatcher.clock(), self._dispatcher.queue.arrival_rate(model)
+        unsolved = now >= monitored.solve_rate_from and monitored.current.unsolved_rate(rate)
+        if unsolved:
+            monitored.solve_rate_from = now + _RATE_SOLVED_AGAIN
+            self._solve(model, monitored.current.profile, "rate", f"{rate:.3g} requests arrive a second")
+        return unsolved
 
     def answered(self, model: str, response: float, requests: int) -> None:
         """Evaluate the response time of a call for each of its requests.
@@ -285,7 +298,8 @@ class Controller:
     ) -> None:
         """Start solving; `known` are fields of the policy that it is solved for, where they have changed."""
         monitored = self._monitored[model]
-        before, configured = monitored.current.profile, monitored.configured
+        before = monitored.current.profile
+        configured = monitored.current if monitored.current.takes_margin else monitored.configured
         if profile.varies_by_length and configured.solved_sizes:
             rescaled = [profile.time_alone(before.length_alone(size)) for size in configured.solved_sizes]
             configured = replace(configured, solved_sizes=tuple(rescaled))
@@ -313,8 +327,9 @@ class Controller:
         """Solve a policy and set it; `again` is called later if solving failed."""
         factor = monitored.objective.factor if isinstance(monitored.objective, Objective) else 1.0
         margin = monitored.objective.in_use if isinstance(monitored.objective, AgeMargin) else 0.0
+        rate = self._dispatcher.queue.arrival_rate(model)
         try:
-            chosen = await self._run_in_thread(lambda: self._solver(configured, profile, factor, margin))
+            chosen = await self._run_in_thread(lambda: self._solver(configured, profile, factor, margin, rate))
         except SpecError as error:
             _log.warning("%s: %s, but the policy cannot be solved again and stays: %s", model, reason, error)
             return

@@ -45,7 +45,9 @@ def choose_in_process(text: str, profile: Profile, defaults: Mapping[str, str]) 
     return replace(chosen, profile=profile)
 
 
-def solve_again_in_process(chosen: ModelPolicy, profile: Profile, factor: float, margin: float) -> ModelPolicy:
+def solve_again_in_process(
+    chosen: ModelPolicy, profile: Profile, factor: float, margin: float, arrival_rate: float | None = None
+) -> ModelPolicy:
     """As `solved_again`; blocks meanwhile, but holds the interpreter lock only to read the result.
 
     Raises:
@@ -53,9 +55,10 @@ def solve_again_in_process(chosen: ModelPolicy, profile: Profile, factor: float,
         RuntimeError: the process failed.
     """
     if not (takes_long(chosen.spec) or chosen.solved_sizes or chosen.solved_shares):
-        return solved_again(chosen, profile, factor, margin)
+        return solved_again(chosen, profile, factor, margin, arrival_rate)
     sent = replace(chosen, monitor=NoMonitor(), bins=None)  # both go on changing, and neither is needed
-    found: ModelPolicy = pickle.loads(_call(chosen.spec, solved_again, sent, profile, factor, margin))  # noqa: S301
+    result = _call(chosen.spec, solved_again, sent, profile, factor, margin, arrival_rate)
+    found: ModelPolicy = pickle.loads(result)  # noqa: S301
     return replace(found, profile=profile, bins=chosen.bins)
 
 

@@ -2,12 +2,14 @@
 
 import asyncio
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 
+from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from policies.planning.prediction import Prediction
 from policies.types import BatchKey, Launch, Request
 from server.energy.meters import CountingMeter, LastReading
 from server.telemetry.batch_record import BatchRecord
@@ -44,7 +46,25 @@ def exported() -> Mapping[str, frozenset[str]]:
     return {name: frozenset(known) for name, known in found.items()}
 
 
+def families() -> list[tuple[str, str, list[str], str]]:
+    """Name without its prefix, type, labels and help of each metric."""
+    return [
+        (
+            each.name.removeprefix("batchwright_"),
+            each.type,
+            sorted({label for sample in each.samples for label in sample.labels} - {"le"}),
+            each.documentation,
+        )
+        for each in _families()
+    ]
+
+
 def _samples() -> Iterator[Sample]:
+    for family in _families():
+        yield from (sample for sample in family.samples if not sample.name.endswith("_created"))  # serve-model has none
+
+
+def _families() -> Iterable[Metric]:
     metrics = Metrics()
     request = Request(0, 0.0, BatchKey("m"), 0.5, 9.0, payload=None)
     request.started = 0.1
@@ -70,5 +90,9 @@ def _samples() -> Iterator[Sample]:
     metrics.device_fault("m", "RuntimeError")
     metrics.idle_gap("d", 0.001)
     metrics.restarted("d", "died")
-    for family in text_string_to_metric_families(metrics.render().decode()):
-        yield from (sample for sample in family.samples if not sample.name.endswith("_created"))  # serve-model has none
+    metrics.predicted("m", "d", Prediction(0.1, 0.2, 2.0))
+    metrics.watch_pipeline("p", lambda: 0.0)
+    metrics.pipeline_step("p", "m", 0.1)
+    metrics.call_completed("m", "d", 1.0, 1, 0.9, level=1)
+    found: Iterable[Metric] = text_string_to_metric_families(metrics.render().decode())
+    return [family for family in found if not family.name.endswith("_created")]

@@ -143,3 +143,42 @@ def test_a_margin_solves_for_a_smaller_bound_and_keeps_the_objective(chosen: Mod
     assert again.table.rows == inside.table.rows
     assert (again.slo, again.margin, again.spec) == (chosen.slo, 0.002, chosen.spec)
     assert again.parameters == chosen.parameters
+
+
+def rows_at(chosen: ModelPolicy) -> dict[float, TableRow]:
+    assert chosen.table is not None
+    return {round(row.load, 2): row for row in chosen.table.rows}
+
+
+def test_near_a_rate_only_the_rows_of_its_loads_are_solved_again(chosen: ModelPolicy) -> None:
+    again = solved_again(chosen, SMALL, margin=0.002, arrival_rate=0.5 * SMALL.capacity)
+    inside, before, after = rows_at(choose("smdp:slo_p95_ms=10", SMALL)), rows_at(chosen), rows_at(again)
+    assert {load for load in before if after[load] == inside[load] != before[load]} == {
+        load for load in before if 0.41 < load < 0.59
+    }
+    assert all(after[load] == before[load] for load in before if not 0.41 < load < 0.59)
+    assert not again.unsolved_rate(0.58 * SMALL.capacity)
+    assert again.unsolved_rate(0.62 * SMALL.capacity)
+    assert not chosen.unsolved_rate(0.62 * SMALL.capacity)
+    both = solved_again(again, SMALL, margin=0.002, arrival_rate=0.7 * SMALL.capacity)
+    assert not both.unsolved_rate(0.5 * SMALL.capacity)
+    assert not both.unsolved_rate(0.7 * SMALL.capacity)
+    assert rows_at(both)[0.5] == after[0.5]
+
+
+def test_near_a_rate_the_other_rows_keep_their_loads_for_a_profile_with_another_capacity(chosen: ModelPolicy) -> None:
+    slower = Profile("slower", tuple(2.0 * t for t in SMALL.service_times), energies=SMALL.energies)
+    again = solved_again(chosen, slower, arrival_rate=0.5 * slower.capacity)
+    assert [row.arrival_rate for row in rows_at(again).values()] == pytest.approx(
+        [load * slower.capacity for load in rows_at(again)]
+    )
+    assert again.unsolved_rate(0.1 * slower.capacity)
+
+
+def test_a_margin_does_not_solve_for_less_than_twice_the_time_of_one_request(chosen: ModelPolicy) -> None:
+    again = solved_again(chosen, SMALL, margin=0.011)
+    assert again.table is not None
+    assert again.table.bound == {"slo_p95_ms": 4.0}
+    tight = solved_again(choose("smdp:slo_p95_ms=3", SMALL), SMALL, margin=0.001)
+    assert tight.table is not None
+    assert tight.table.bound == {"slo_p95_ms": 3.0}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from policies.adaptation.objective import AgeMargin
-from policies.catalog import ModelPolicy, choose
+from policies.catalog import ModelPolicy, choose, solved_again
 from policies.profile import Profile, load_profile
 from policies.queue.arrivals import poisson
 from policies.rules import smdp_bins
@@ -270,6 +270,24 @@ def test_a_policy_that_is_set_again_begins_with_the_margin_that_it_had(monkeypat
     first, greedy, again = run_scenario(scenario, {"m": choose("greedy", few)}, executor)
     assert 0.0 < first < 0.03
     assert (greedy, again) == (0.0, first)
+
+
+def test_maximum_ages_are_solved_for_the_rate_that_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("policies.objectives.solving.default_loads", lambda: [0.1])
+    few = P4.truncated(8)
+    executor = FakeExecutor(few)
+
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> tuple[bool, bool]:
+        controller = Controller(dispatcher, Metrics(), CountingMeter(), Inline())
+        dispatcher.policies.set("m", solved_again(choose(AGES, few), few, margin=0.03, arrival_rate=1.0))
+        rate = 0.5 * few.capacity
+        monkeypatch.setattr(dispatcher.queue, "arrival_rate", lambda model: rate)
+        before = dispatcher.chosen["m"].unsolved_rate(rate)
+        controller.served("m", 1, few.service_time(1))
+        await asyncio.sleep(0.001)
+        return before, dispatcher.chosen["m"].unsolved_rate(rate)
+
+    assert run_scenario(scenario, {"m": choose("greedy", few)}, executor) == (True, False)
 
 
 def test_without_overhead_maximum_ages_become_nearly_as_solved_for_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -647,7 +665,9 @@ def test_a_failed_solution_leaves_the_policy_and_does_not_fix_the_sizes() -> Non
     loop = virtual_loop()
     executor, metrics, asked = ChangingExecutor(P4, P4, inf), Metrics(), []
 
-    def fails(chosen: ModelPolicy, profile: Profile, factor: float, margin: float) -> ModelPolicy:
+    def fails(
+        chosen: ModelPolicy, profile: Profile, factor: float, margin: float, arrival_rate: float | None
+    ) -> ModelPolicy:
         asked.append(len(chosen.solved_sizes))
         raise SpecError("it cannot be solved")
 
@@ -673,7 +693,9 @@ def test_a_solution_that_failed_is_tried_again() -> None:
     loop = virtual_loop()
     executor, metrics, asked = ChangingExecutor(P4, P4, inf), Metrics(), list[float]()
 
-    def fails_once(chosen: ModelPolicy, profile: Profile, factor: float, margin: float) -> ModelPolicy:
+    def fails_once(
+        chosen: ModelPolicy, profile: Profile, factor: float, margin: float, arrival_rate: float | None
+    ) -> ModelPolicy:
         asked.append(loop.time())
         if len(asked) == 1:
             raise RuntimeError("the process that solves was killed")
