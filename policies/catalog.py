@@ -283,6 +283,7 @@ def choose(
     defaults: Mapping[str, str] | None = None,
     max_wait: float = MAX_WAIT,
     sizes: Sequence[float] = (),
+    margin_share: float = 0.0,
 ) -> ModelPolicy:
     """Return the policy that a spec names, for a device with this profile.
 
@@ -292,11 +293,17 @@ def choose(
         defaults: values for keys that the rule takes and the spec leaves open.
         max_wait: maximum wait, s, where the spec leaves it open.
         sizes: of requests, s, that the policy is solved for, where it depends on them; empty where none are known.
+        margin_share: of the bound of a percentile, the part by which maximum ages are solved for a smaller one.
 
     Raises:
         SpecError: the spec is malformed, or cannot be used with this profile.
     """
     spec = _with_defaults(parse_spec(text), defaults or {}, max_wait)
+    if margin_share and _SHARES & spec.parameters.keys():
+        slo, share = _objective(spec, None)
+        within = _chosen_within(spec, profile, slo, share, margin_share * slo, sizes)
+        if within.takes_margin:
+            return within
     return _chosen(spec, profile, rule_of(spec.name).build(spec, profile), sizes)
 
 
@@ -457,17 +464,28 @@ def solved_again(
 
 
 def _with_margin(chosen: ModelPolicy, profile: Profile, margin: float, arrival_rate: float | None) -> ModelPolicy:
-    spec = _with_defaults(parse_spec(chosen.spec), chosen.defaults, MAX_WAIT)
-    least = min(_LEAST_BOUND * profile.service_time(1), chosen.slo)
-    limit = f"{1e3 * max(chosen.slo - margin, least)}"
-    bound = {"slo_p95_ms": limit} if "slo_p95_ms" in spec.parameters else {"slo_share": f"{limit}:{chosen.share}"}
-    inside = replace(spec, parameters={**spec.parameters, **bound})
-    before = chosen.table
+    spec, before = _with_defaults(parse_spec(chosen.spec), chosen.defaults, MAX_WAIT), chosen.table
     if arrival_rate is not None and before is not None and before.max_batch_size == profile.max_batch_size:
+        inside = _with_smaller_bound(spec, profile, chosen.slo, chosen.share, margin)
         return _solved_near(chosen, inside, profile, margin, arrival_rate)
-    again = _chosen(inside, profile, rule_of(spec.name).build(inside, profile), chosen.solved_sizes)
-    again = replace(again, parameters=chosen.parameters, slo=chosen.slo, promised=chosen.promised, margin=margin)
-    return _with_known(again, chosen)
+    again = _chosen_within(spec, profile, chosen.slo, chosen.share, margin, chosen.solved_sizes)
+    return _with_known(replace(again, promised=chosen.promised), chosen)
+
+
+def _chosen_within(
+    spec: Spec, profile: Profile, slo: float, share: float, margin: float, sizes: Sequence[float]
+) -> ModelPolicy:
+    """The policy of a spec, solved for a bound that is smaller by a margin, s."""
+    inside = _with_smaller_bound(spec, profile, slo, share, margin)
+    found = _chosen(inside, profile, rule_of(spec.name).build(inside, profile), sizes)
+    return replace(found, parameters=_parameters(spec), slo=slo, promised=slo, margin=margin)
+
+
+def _with_smaller_bound(spec: Spec, profile: Profile, slo: float, share: float, margin: float) -> Spec:
+    least = min(_LEAST_BOUND * profile.service_time(1), slo)
+    limit = f"{1e3 * max(slo - margin, least)}"
+    bound = {"slo_p95_ms": limit} if "slo_p95_ms" in spec.parameters else {"slo_share": f"{limit}:{share}"}
+    return replace(spec, parameters={**spec.parameters, **bound})
 
 
 def _solved_near(chosen: ModelPolicy, spec: Spec, profile: Profile, margin: float, arrival_rate: float) -> ModelPolicy:

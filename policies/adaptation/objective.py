@@ -25,7 +25,8 @@ _TARGET = 0.8  # part of the allowed late requests that a margin aims at, since 
 _GAIN_SIGNIFICANT, _GAIN = 1.0, 0.5  # parts of the measured excess by which a margin changes
 _LARGEST_EXCESS = 0.1  # of the bound: what is used of a larger difference, so that one bad window changes little
 _STEP = 1 / 100  # of the bound: the resolution of a margin in use
-_FIRST, _LARGEST = 0.5, 0.9  # of the bound: the margin to begin with, and the largest
+_LARGEST = 0.9  # of the bound: the largest margin
+FIRST_MARGIN = 0.5  # of the bound: the margin to begin with
 
 
 @dataclass(slots=True)
@@ -167,7 +168,7 @@ class AgeMargin:
     @classmethod
     def first(cls, bound: float, share: float) -> "AgeMargin":
         """The state before any answer."""
-        return cls(bound, share, _FIRST * bound)
+        return cls(bound, share, FIRST_MARGIN * bound)
 
     @property
     def in_use(self) -> float:

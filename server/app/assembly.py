@@ -11,6 +11,7 @@ from math import ceil, inf
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from policies.adaptation.objective import FIRST_MARGIN
 from policies.catalog import choose
 from policies.objectives.frontier import SHARE
 from policies.planning.pipeline_bounds import PipelineModel, split_bound
@@ -127,7 +128,9 @@ def _with_bounds(plan: ServerPlan, backends: Sequence[Backend]) -> list[Backend]
             _log.info("%s gets of the bound of %s: %.4g%% within %s ms", model, name, 100 * bound.share, limit)
 
     def bounded(name: str, model: LoadedModel) -> LoadedModel:
-        return replace(model, chosen=choose(specs[name], model.chosen.profile)) if name in specs else model
+        if name not in specs:
+            return model
+        return replace(model, chosen=choose(specs[name], model.chosen.profile, margin_share=FIRST_MARGIN))
 
     return [
         replace(each, loaded={name: bounded(name, model) for name, model in each.loaded.items()}) for each in backends

@@ -11,6 +11,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TypeVar
 
+from policies.adaptation.objective import FIRST_MARGIN
 from policies.catalog import ModelPolicy, by_stages, check_spec, choose, has_goal, ignored_keys, in_stages
 from policies.command_line.common import as_given
 from policies.profile import Profile, load_profile
@@ -98,7 +99,8 @@ def policy_of(settings: Settings, model: str, profile: Profile) -> ModelPolicy:
     Raises:
         SpecError: the policy is not possible with that profile.
     """
-    return choose(_spec(settings, model), limited(settings, model, profile), _open_keys(settings, model))
+    own, keys = limited(settings, model, profile), _open_keys(settings, model)
+    return choose(_spec(settings, model), own, keys, margin_share=FIRST_MARGIN)
 
 
 def limited(settings: Settings, model: str, profile: Profile) -> Profile:

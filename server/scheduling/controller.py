@@ -26,7 +26,7 @@ _MIN_INTERVAL = 0.25  # s between two readings of the energy counter
 _MIN_STEPS = 10.0  # resolution steps of the counter between two readings
 _FIRST_RETRY, _LAST_RETRY = 300.0, 3600.0  # s from out of memory to trying a larger batch; doubled at each failure
 _SOLVED_AGAIN = 60.0  # s after a failure of solving, or after solving for shares, until it is tried again
-_RATE_SOLVED_AGAIN = 5.0  # s between two solutions for another arrival rate, of which the first estimates are rough
+_RATE_LASTS = 5.0  # s for which another arrival rate is measured until the policy is solved for it
 _T = TypeVar("_T")
 Solver = Callable[[ModelPolicy, Profile, float, float, float | None], ModelPolicy]  # as `solved_again`
 
@@ -46,7 +46,7 @@ class _Monitored:
         margins: the margins that were learned, by bound and share, also under policies that were set before.
         bins_updates: those of the policy's bins that were looked at.
         solve_shares_from: instant from which it may be solved for shares of levels, s.
-        solve_rate_from: instant from which it may be solved for another arrival rate, s.
+        rate_left: instant since which the policy is not solved for the arrival rate, s; inf while it is.
         solving: the running task that solves another policy.
     """
 
@@ -59,7 +59,7 @@ class _Monitored:
     margins: dict[tuple[float, float], AgeMargin] = field(default_factory=dict)
     bins_updates: int = 0
     solve_shares_from: float = 0.0
-    solve_rate_from: float = 0.0
+    rate_left: float = inf
     solving: "asyncio.Task[None] | None" = None
 
 
@@ -168,11 +168,15 @@ class Controller:
     def _solve_for_rate(self, model: str, monitored: _Monitored) -> bool:
         """Solve the policy if it is not yet solved for loads near the measured arrival rate."""
         now, rate = self._dispatcher.clock(), self._dispatcher.queue.arrival_rate(model)
-        unsolved = now >= monitored.solve_rate_from and monitored.current.unsolved_rate(rate)
-        if unsolved:
-            monitored.solve_rate_from = now + _RATE_SOLVED_AGAIN
+        if not monitored.current.unsolved_rate(rate):
+            monitored.rate_left = inf
+            return False
+        monitored.rate_left = min(monitored.rate_left, now)
+        lasts = now >= monitored.rate_left + _RATE_LASTS
+        if lasts:
+            monitored.rate_left = inf
             self._solve(model, monitored.current.profile, "rate", f"{rate:.3g} requests arrive a second")
-        return unsolved
+        return lasts
 
     def answered(self, model: str, response: float, requests: int) -> None:
         """Evaluate the response time of a call for each of its requests.
@@ -327,7 +331,8 @@ class Controller:
         """Solve a policy and set it; `again` is called later if solving failed."""
         factor = monitored.objective.factor if isinstance(monitored.objective, Objective) else 1.0
         margin = monitored.objective.in_use if isinstance(monitored.objective, AgeMargin) else 0.0
-        rate = self._dispatcher.queue.arrival_rate(model)
+        queue = self._dispatcher.queue
+        rate = queue.arrival_rate(model) if kind == "rate" else queue.mean_rate(model)
         try:
             chosen = await self._run_in_thread(lambda: self._solver(configured, profile, factor, margin, rate))
         except SpecError as error:

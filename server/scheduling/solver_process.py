@@ -14,11 +14,12 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from threadpoolctl import threadpool_limits
 
+from policies.adaptation.objective import FIRST_MARGIN
 from policies.catalog import ModelPolicy, choose, rate_time_constant, solved_again, takes_long
 from policies.planning.prediction import Prediction, Traffic, predict
 from policies.profile import Profile
@@ -33,14 +34,16 @@ _turn = threading.Lock()  # one such process at a time, whatever the number of d
 
 
 def choose_in_process(text: str, profile: Profile, defaults: Mapping[str, str]) -> ModelPolicy:
-    """As `choose`, with a cache; blocks meanwhile, but holds the interpreter lock only to read the result.
+    """As `choose`, with the first margin of a percentile and a cache; blocks meanwhile.
+
+    It holds the interpreter lock only to read the result.
 
     Raises:
         SpecError: the spec is malformed, or cannot be used with this profile.
         RuntimeError: the process failed.
     """
     if not takes_long(text):
-        return choose(text, profile, defaults)
+        return choose(text, profile, defaults, margin_share=FIRST_MARGIN)
     chosen: ModelPolicy = pickle.loads(_choose(text, profile, tuple(defaults.items())))  # noqa: S301  (of `main`)
     return replace(chosen, profile=profile)
 
@@ -84,7 +87,7 @@ def _without_solver(chosen: ModelPolicy) -> ModelPolicy:
 @lru_cache(_CACHED)
 def _choose(text: str, profile: Profile, defaults: tuple[tuple[str, str], ...]) -> bytes:
     """Return the pickled policy, of which each device needs a monitor of its own."""
-    return _call(text, choose, text, profile, dict(defaults))
+    return _call(text, partial(choose, margin_share=FIRST_MARGIN), text, profile, dict(defaults))
 
 
 def _call(spec: str, function: Callable[..., Any], *arguments: Any) -> bytes:

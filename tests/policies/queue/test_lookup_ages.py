@@ -182,3 +182,21 @@ def test_a_margin_does_not_solve_for_less_than_twice_the_time_of_one_request(cho
     tight = solved_again(choose("smdp:slo_p95_ms=3", SMALL), SMALL, margin=0.001)
     assert tight.table is not None
     assert tight.table.bound == {"slo_p95_ms": 3.0}
+
+
+@pytest.mark.parametrize("bound", ["slo_p95_ms=12", "slo_share=12:0.9"])
+def test_a_policy_can_begin_with_a_margin(bound: str) -> None:
+    begun, inside = choose(f"smdp:{bound}", SMALL, margin_share=0.5), choose(f"smdp:{bound.replace('12', '6')}", SMALL)
+    assert begun.takes_margin
+    assert begun.table is not None
+    assert inside.table is not None
+    assert (begun.slo, begun.promised, begun.margin) == (0.012, 0.012, 0.006)
+    assert begun.table.rows == inside.table.rows
+    assert begun.parameters == choose(f"smdp:{bound}", SMALL).parameters
+
+
+@pytest.mark.parametrize("spec", ["smdp:slo_p95_ms=12,policy_form=batch-size", "smdp:slo_mean_ms=12", "greedy"])
+def test_policies_without_ages_begin_without_a_margin(spec: str) -> None:
+    begun = choose(spec, SMALL, margin_share=0.5)
+    assert begun.margin == 0.0
+    assert begun.table == choose(spec, SMALL).table

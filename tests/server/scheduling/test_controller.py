@@ -277,17 +277,20 @@ def test_maximum_ages_are_solved_for_the_rate_that_arrives(monkeypatch: pytest.M
     few = P4.truncated(8)
     executor = FakeExecutor(few)
 
-    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> tuple[bool, bool]:
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> list[bool]:
         controller = Controller(dispatcher, Metrics(), CountingMeter(), Inline())
         dispatcher.policies.set("m", solved_again(choose(AGES, few), few, margin=0.03, arrival_rate=1.0))
         rate = 0.5 * few.capacity
         monkeypatch.setattr(dispatcher.queue, "arrival_rate", lambda model: rate)
-        before = dispatcher.chosen["m"].unsolved_rate(rate)
-        controller.served("m", 1, few.service_time(1))
-        await asyncio.sleep(0.001)
-        return before, dispatcher.chosen["m"].unsolved_rate(rate)
+        unsolved = []
+        for _second in range(7):
+            controller.served("m", 1, few.service_time(1))
+            await asyncio.sleep(1.0)
+            unsolved.append(dispatcher.chosen["m"].unsolved_rate(rate))
+        return unsolved
 
-    assert run_scenario(scenario, {"m": choose("greedy", few)}, executor) == (True, False)
+    seen = run_scenario(scenario, {"m": choose("greedy", few)}, executor)
+    assert seen == [*[True] * 5, *[False] * 2], "after it was measured for 5 s"
 
 
 def test_without_overhead_maximum_ages_become_nearly_as_solved_for_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
