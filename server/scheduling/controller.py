@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
-from math import inf
+from math import inf, isclose
 from typing import Any, TypeVar
 
 from policies.adaptation.drift import DriftDetector
@@ -265,7 +265,7 @@ class Controller:
             self._metrics.objective_level(model, self._dispatcher.device, 0)
             self._metrics.objective_margin(model, self._dispatcher.device, chosen.margin)
         margins = {} if before is None else before.margins
-        if isinstance(objective, AgeMargin) and not chosen.margin:
+        if isinstance(objective, AgeMargin):
             objective = margins.get((objective.bound, objective.share), objective)
         return _Monitored(chosen, chosen, drift, objective, margins=margins)
 
@@ -289,7 +289,7 @@ class Controller:
         monitored.objective = after
         if isinstance(after, AgeMargin):
             monitored.margins[after.bound, after.share] = after
-            if after.in_use != monitored.current.margin:
+            if not isclose(after.in_use, monitored.current.margin, abs_tol=1e-9):
                 reason = f"{reason}: solved for {1e3 * (after.bound - after.in_use):.4g} ms"
                 self._solve(model, monitored.current.profile, "objective", reason)
             return

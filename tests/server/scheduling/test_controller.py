@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.adaptation.objective import AgeMargin
+from policies.adaptation.objective import FIRST_MARGIN, AgeMargin
 from policies.catalog import ModelPolicy, choose, solved_again
 from policies.profile import Profile, load_profile
 from policies.queue.arrivals import poisson
@@ -259,7 +259,7 @@ def test_a_policy_that_is_set_again_begins_with_the_margin_that_it_had(monkeypat
         controller = Controller(dispatcher, Metrics(), CountingMeter(), Inline())
         seen = list[float]()
         for spec, answers in ((AGES, 200), ("greedy", 1), (AGES, 1)):
-            dispatcher.policies.set("m", choose(spec, few))
+            dispatcher.policies.set("m", choose(spec, few, margin_share=FIRST_MARGIN))
             for _answer in range(answers):
                 controller.served("m", 1, few.service_time(1))
                 controller.answered("m", 0.02, 1)
