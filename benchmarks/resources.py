@@ -56,8 +56,7 @@ FACTORS, LOADS, SHARE = (2.0, 4.0, 8.0), (0.2, 0.5, 0.7), 0.95
 _LARGEST = 16
 _TUNED_OVER, _TIMEOUTS = 20_000, 24  # requests of a simulation; timeouts tried within a bound
 _WARM = 5.0  # s of each cell that do not count
-_SETTLED, _AGAIN = 800, 150  # requests under a solved policy, in the first round and later, that do not count: the
-# server learns how far its answers are later than solved for, and goes on from there when the policy is set again
+_AGAIN = 150  # requests under a solved policy that do not count when it is set again, with the margin that it had
 _TOLERANCE = 0.005  # of the share
 _LEARNING = 60.0  # s of greedy batches at half the capacity, before the profile is read
 
@@ -169,7 +168,7 @@ def _cells(model: str, chosen: Any) -> list[dict[str, Any]]:
                     for name, expected in policies.items():
                         server.set_policy("model", expected["spec"])
                         seed = round(100 * load) + 7 * number
-                        settled = 0 if name != "solved" else _AGAIN if number else _SETTLED
+                        settled = 0 if name != "solved" else _AGAIN if number else chosen.settled
                         found = measured(server, calls, rate, chosen.requests, seed, settled)
                         within = float(np.mean(np.array(found.pop("responses")) <= limit))
                         cell = {"model": model, "factor": factor, "load": load, "policy": name, "round": number}
@@ -218,6 +217,8 @@ def main() -> None:
     parser.add_argument("--loads", nargs="+", type=float, default=LOADS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=2500, help="that count in each cell")
+    about = "those under a solved policy that do not count at first, while the server learns its margin"
+    parser.add_argument("--settled", type=int, default=800, help=about)
     chosen = parser.parse_args()
     record: dict[str, Any] = load_record(NAME)
     for model in chosen.models:
