@@ -5,7 +5,7 @@ A new rule is one file in rules/ and one entry in `CATALOG`.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
+from math import inf, isclose
 from typing import Any
 
 from policies.objectives.frontier import BOUNDS, SHARE, ShareBound, parse_bound
@@ -96,7 +96,7 @@ class ModelPolicy:
         solved_shares: the shares for which the policy is solved; empty before.
         defaults: values for keys that the spec leaves open; `solved_again` uses them, too.
         margin: time by which the bound is reduced that the policy is solved for, so that the objective is met, s.
-        solved_loads: of the rows of maximum ages that are solved for this profile and margin; None: all are.
+        solved_loads: loads of the rows of maximum ages that are solved for this profile and margin; None: all.
     """
 
     spec: str
@@ -293,16 +293,17 @@ def choose(
         defaults: values for keys that the rule takes and the spec leaves open.
         max_wait: maximum wait, s, where the spec leaves it open.
         sizes: of requests, s, that the policy is solved for, where it depends on them; empty where none are known.
-        margin_share: of the bound of a percentile, the part by which maximum ages are solved for a smaller one.
+        margin_share: part of a percentile's bound that is subtracted before maximum ages are solved.
 
     Raises:
         SpecError: the spec is malformed, or cannot be used with this profile.
     """
     spec = _with_defaults(parse_spec(text), defaults or {}, max_wait)
-    if margin_share and _SHARES & spec.parameters.keys():
+    by_age = spec.parameters.keys().isdisjoint({"priority_weights", "policy_form"})
+    if margin_share and by_age and _SHARES & spec.parameters.keys():
         slo, share = _objective(spec, None)
         within = _chosen_within(spec, profile, slo, share, margin_share * slo, sizes)
-        if within.takes_margin:
+        if within.has_max_ages:
             return within
     return _chosen(spec, profile, rule_of(spec.name).build(spec, profile), sizes)
 
@@ -433,7 +434,8 @@ def solved_again(
 ) -> ModelPolicy:
     """Return the policy of the same spec for another profile.
 
-    The table of a policy file is kept. All others are chosen again, but for those with a bound on a percentile.
+    The table of a policy file is kept. With a bound on a percentile, the weights of a table of batch sizes are kept but
+    for a factor, and maximum ages are solved for a smaller bound. All other policies are chosen again.
 
     Args:
         chosen: the policy.
@@ -441,8 +443,8 @@ def solved_again(
         factor: of the weight at each load of a table of batch sizes for a percentile.
         margin: time by which the bound is smaller that maximum ages are solved for, s. The objective controller adjusts
             it and the factor by the measured response times.
-        arrival_rate: maximum ages are solved only for loads near this rate, 1/s, since all take seconds; other rows
-            stay, those for the same profile and margin as solved. None: for all.
+        arrival_rate: only rows of maximum ages near this rate, 1/s, are solved, since all take seconds; the others stay
+            as they were. None: all are solved.
 
     Raises:
         SpecError: the spec cannot be used with this profile, or the file launches larger batches than it has.
@@ -494,7 +496,7 @@ def _solved_near(chosen: ModelPolicy, spec: Spec, profile: Profile, margin: floa
     mixed = of_mixed_lengths(profile, chosen.solved_sizes)
     at = nearest_load(arrival_rate / mixed.capacity)
     near = [load for load in default_loads() if abs(load - at) <= _NEAR]
-    if profile is chosen.profile and margin == chosen.margin:
+    if profile is chosen.profile and isclose(margin, chosen.margin, abs_tol=1e-9):
         loads = default_loads() if chosen.solved_loads is None else chosen.solved_loads
         missing = [load for load in near if load not in loads]
         if not missing:

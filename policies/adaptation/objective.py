@@ -165,11 +165,6 @@ class AgeMargin:
     share: float
     margin: float
 
-    @classmethod
-    def first(cls, bound: float, share: float) -> "AgeMargin":
-        """The state before any answer."""
-        return cls(bound, share, FIRST_MARGIN * bound)
-
     @property
     def in_use(self) -> float:
         """The margin that is solved for, s: rounded, so that this does not happen after every window."""

@@ -28,7 +28,7 @@ def solved_table(spec: Spec, profile: Profile, loads: Sequence[float] = ()) -> P
     Args:
         spec: of a solved table.
         profile: the device, for batches of the lengths that arrive.
-        loads: ascending; empty for the whole grid. Of a bound.
+        loads: ascending, for a spec with a bound; empty for the whole grid.
 
     Service times that vary by a tenth or more, as they do on a busy CPU, are solved as gamma distributed.
     """

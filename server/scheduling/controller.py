@@ -42,8 +42,8 @@ class _Monitored:
         objective: the response-time objective; None where the spec has none. While greedy is in use, because a policy
             is solved for a reduced maximum batch size, it is that policy's.
         served: answers since the objective's state last changed.
-        begun: whether the policy was solved for the first margin.
-        margins: the margins that were learned, by bound and share, also under policies that were set before.
+        begun: whether it was looked up whether the margin of the policy's bound is known.
+        margins: the margins by bound and share, also of policies that were set before.
         bins_updates: those of the policy's bins that were looked at.
         solve_shares_from: instant from which it may be solved for shares of levels, s.
         rate_left: instant since which the policy is not solved for the arrival rate, s; inf while it is.
@@ -171,10 +171,11 @@ class Controller:
         if not monitored.current.unsolved_rate(rate):
             monitored.rate_left = inf
             return False
-        monitored.rate_left = min(monitored.rate_left, now)
+        if monitored.rate_left == inf:
+            monitored.rate_left = now
         lasts = now >= monitored.rate_left + _RATE_LASTS
         if lasts:
-            monitored.rate_left = inf
+            monitored.rate_left = now + _SOLVED_AGAIN  # unless it succeeds
             self._solve(model, monitored.current.profile, "rate", f"{rate:.3g} requests arrive a second")
         return lasts
 
@@ -275,8 +276,7 @@ class Controller:
     def _evaluate_objective(self, model: str, monitored: _Monitored, objective: Objective | AgeMargin) -> None:
         after: Objective | AgeMargin
         if isinstance(objective, AgeMargin) and not monitored.begun:
-            known = (objective.bound, objective.share) in monitored.margins
-            after, reason = objective, "the margin is known" if known else "no answer was measured before"
+            after, reason = objective, "the margin of this bound is known"
             monitored.begun = True
         else:
             answers = monitored.served
@@ -332,9 +332,10 @@ class Controller:
         factor = monitored.objective.factor if isinstance(monitored.objective, Objective) else 1.0
         margin = monitored.objective.in_use if isinstance(monitored.objective, AgeMargin) else 0.0
         queue = self._dispatcher.queue
-        rate = queue.arrival_rate(model) if kind == "rate" else queue.mean_rate(model)
+        rate = {"rate": queue.arrival_rate, "drift": queue.mean_rate, "objective": queue.mean_rate}.get(kind)
+        near = None if rate is None else rate(model)  # sizes, for example, change all rows
         try:
-            chosen = await self._run_in_thread(lambda: self._solver(configured, profile, factor, margin, rate))
+            chosen = await self._run_in_thread(lambda: self._solver(configured, profile, factor, margin, near))
         except SpecError as error:
             _log.warning("%s: %s, but the policy cannot be solved again and stays: %s", model, reason, error)
             return
@@ -351,7 +352,7 @@ class Controller:
             chosen.bins.rescale(lambda size: profile.time_alone(before.length_alone(size)))
         monitored.configured = configured
         monitored.current = self._dispatcher.policies.set(model, chosen)
-        monitored.served = ResponseCounts()
+        monitored.served, monitored.rate_left = ResponseCounts(), inf
         if chosen.profile.max_batch_size != monitored.drift.profile.max_batch_size:  # larger batches are tried again
             monitored.drift = self._detector(chosen.profile)
         self._metrics.objective_margin(model, self._dispatcher.device, margin)
@@ -393,8 +394,7 @@ class Controller:
 
 def _objective_of(chosen: ModelPolicy) -> Objective | AgeMargin | None:
     if chosen.takes_margin:
-        first = AgeMargin.first(chosen.slo, chosen.share)
-        return replace(first, margin=chosen.margin) if chosen.margin else first
+        return AgeMargin(chosen.slo, chosen.share, chosen.margin)
     if chosen.bounds_share and chosen.table is not None and any(row.w2 for row in chosen.table.rows):
         return Objective(chosen.slo, chosen.share)
     return None

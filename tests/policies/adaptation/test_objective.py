@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.adaptation.objective import AgeMargin, Move, Objective, ResponseCounts
+from policies.adaptation.objective import FIRST_MARGIN, AgeMargin, Move, Objective, ResponseCounts
 
 GOOD, FAIR, BAD, AWFUL = (ResponseCounts(1000, within, 200) for within in (990, 955, 900, 500))
 FEW = ResponseCounts(90, 0, 20)
@@ -167,8 +167,7 @@ def test_a_margin_waits_for_enough_requests(late: float, requests: int) -> None:
 
 
 def test_a_margin_begins_with_half_of_the_bound_and_shrinks_to_what_answers_need() -> None:
-    margin, batches = AgeMargin.first(0.1, 0.95), 0
-    assert margin.margin == pytest.approx(0.05)
+    margin, batches = AgeMargin(0.1, 0.95, FIRST_MARGIN * 0.1), 0
     while margin.in_use > 0.0:
         before = margin
         margin = before.after(measured(*[0.08 - before.in_use] * 150))
