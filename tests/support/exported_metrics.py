@@ -55,7 +55,7 @@ def families() -> list[tuple[str, str, list[str], str]]:
             sorted({label for sample in each.samples for label in sample.labels} - {"le"}),
             each.documentation,
         )
-        for each in _families()
+        for each in _families(of_each_kind=True)
     ]
 
 
@@ -64,7 +64,8 @@ def _samples() -> Iterator[Sample]:
         yield from (sample for sample in family.samples if not sample.name.endswith("_created"))  # serve-model has none
 
 
-def _families() -> Iterable[Metric]:
+def _families(of_each_kind: bool = False) -> Iterable[Metric]:
+    """The metrics of one model; `of_each_kind`: also those of pipelines, priority levels and predictions."""
     metrics = Metrics()
     request = Request(0, 0.0, BatchKey("m"), 0.5, 9.0, payload=None)
     request.started = 0.1
@@ -90,9 +91,10 @@ def _families() -> Iterable[Metric]:
     metrics.device_fault("m", "RuntimeError")
     metrics.idle_gap("d", 0.001)
     metrics.restarted("d", "died")
-    metrics.predicted("m", "d", Prediction(0.1, 0.2, 2.0))
-    metrics.watch_pipeline("p", lambda: 0.0)
-    metrics.pipeline_step("p", "m", 0.1)
-    metrics.call_completed("m", "d", 1.0, 1, 0.9, level=1)
+    if of_each_kind:
+        metrics.predicted("m", "d", Prediction(0.1, 0.2, 2.0))
+        metrics.watch_pipeline("p", lambda: 0.0)
+        metrics.pipeline_step("p", "m", 0.1)
+        metrics.call_completed("m", "d", 1.0, 1, 0.9, level=1)
     found: Iterable[Metric] = text_string_to_metric_families(metrics.render().decode())
     return [family for family in found if not family.name.endswith("_created")]
