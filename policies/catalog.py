@@ -49,7 +49,7 @@ _IN_UNITS = frozenset({"w2", "power_cap_w", "resource_cap"})  # those whose valu
 _GOALS = _SAVING | {"slo_ms"}
 _SHARES = frozenset({"slo_p95_ms", "slo_share"})  # those that bound the response time of a share of the requests
 _NEAR = 0.09  # difference of loads within which maximum ages are solved again for a rate
-_LEAST_BOUND = 2.0  # times l(1): what maximum ages are solved for at least; below it ever fewer requests can be in time
+_LEAST_BOUND = 2.0  # times the least l(1): maximum ages are solved for no smaller bound, which few requests can meet
 _DEFAULT_STAGES = 10  # of a simulation without measured stages and without --stages
 
 CATALOG: Mapping[str, Rule] = {
@@ -484,7 +484,7 @@ def _chosen_within(
 
 
 def _with_smaller_bound(spec: Spec, profile: Profile, slo: float, share: float, margin: float) -> Spec:
-    least = min(_LEAST_BOUND * profile.service_time(1), slo)
+    least = min(_LEAST_BOUND * profile.min_service_time(1), slo)
     limit = f"{1e3 * max(slo - margin, least)}"
     bound = {"slo_p95_ms": limit} if "slo_p95_ms" in spec.parameters else {"slo_share": f"{limit}:{share}"}
     return replace(spec, parameters={**spec.parameters, **bound})

@@ -200,3 +200,10 @@ def test_policies_without_ages_begin_without_a_margin(spec: str) -> None:
     begun = choose(spec, SMALL, margin_share=0.5)
     assert begun.margin == 0.0
     assert begun.table == choose(spec, SMALL).table
+
+
+def test_the_margin_of_padded_inputs_is_not_limited_by_the_time_of_the_longest() -> None:
+    lines = Profile("lines", (1.0, 1.1), lengths=(1, 1000), length_service_times=((0.001, 1.0), (0.0011, 1.1)))
+    begun = choose("smdp:slo_p95_ms=1500", lines, margin_share=0.5)
+    assert begun.table is not None
+    assert begun.table.bound == {"slo_p95_ms": 750.0}
