@@ -356,7 +356,8 @@ OPERATION = (
         "than with the timeout found with hindsight. Processes that solve policies again in the first minutes take "
         "part of that, or all. For the encoder and the voice detector nothing was saved that can be measured, since "
         "the time of a batch grows with its size: there the bound only costs. By the model 13 of the bounds can be "
-        "kept; five of these were missed, each by greedy, too. Measured on e2334c4. [All "
+        "kept; five of these were missed, each by greedy, too. Measured on e2334c4, before "
+        "eb5154d repaired the encoder's margin. [All "
         "cells](../benchmarks/records.md#saving-cpu-time-within-a-bound).",
         lambda: "",
     ),
