@@ -50,6 +50,7 @@ _GOALS = _SAVING | {"slo_ms"}
 _SHARES = frozenset({"slo_p95_ms", "slo_share"})  # those that bound the response time of a share of the requests
 _NEAR = 0.09  # difference of loads within which maximum ages are solved again for a rate
 _LEAST_BOUND = 2.0  # times the least l(1): maximum ages are solved for no smaller bound, which few requests can meet
+LEAST_SAVING = 0.02  # relative; less is no reason for a goal, nor for a longer bound
 _DEFAULT_STAGES = 10  # of a simulation without measured stages and without --stages
 
 CATALOG: Mapping[str, Rule] = {
@@ -229,6 +230,18 @@ class ModelPolicy:
             return False
         row = self.table.rows[0]
         return nearest_load(arrival_rate / row.arrival_rate * row.load) not in self.solved_loads
+
+    def may_save(self, arrival_rate: float) -> bool:
+        """Whether a longer bound may save something at this rate, 1/s.
+
+        It cannot where the row for the rate takes hardly more than batches of the size of the least cost a request.
+        """
+        if self.table is None:
+            return True
+        row = min(self.table.rows, key=lambda each: abs(each.arrival_rate - arrival_rate))
+        costs = of_mixed_lengths(self.profile, self.solved_sizes).costs
+        least = row.arrival_rate * min(cost / size for size, cost in enumerate(costs, start=1))
+        return row.mean_power is None or row.mean_power > (1.0 + LEAST_SAVING) * least
 
     def with_solved_shares(self, shares: Sequence[float]) -> "ModelPolicy":
         """Return the policy solved for these shares of the levels; the same one if it does not depend on them."""

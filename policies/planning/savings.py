@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import log10
 
-from policies.catalog import ModelPolicy, has_goal
+from policies.catalog import LEAST_SAVING, ModelPolicy, has_goal
 from policies.objectives.bounds import solve_within
 from policies.objectives.frontier import SHARE, UnreachableError
 from policies.percentile.ages import ResponseBounds
@@ -15,7 +15,6 @@ _LEAST_LOAD = 0.02  # below, hardly any requests could share a batch
 _LARGEST = 64  # batch size up to which a bound is solved in a second
 _LOOSE = 4.0  # times the service time of one request, and more: a bound that leaves room to wait
 _STEPS = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0, 10.0)  # of round numbers
-_LEAST_SAVING = 0.02  # relative; less is no reason for a goal
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class Savings:
     def __str__(self) -> str:
         """One line for the page and the log."""
         bound = f"{SHARE:.0%} within {1e3 * self.limit:g} ms"
-        if self.after > (1.0 - _LEAST_SAVING) * self.before:
+        if self.after > (1.0 - LEAST_SAVING) * self.before:
             return f"a policy with the bound {bound} would save nothing at the present rate"
         return (
             f"a policy with the bound {bound} would take {self.after:.2g} {self.unit} at the present rate instead of "

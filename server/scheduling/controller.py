@@ -283,6 +283,9 @@ class Controller:
             after = objective.after(answers)
             if after is objective:
                 return
+            if isinstance(after, AgeMargin) and after.in_use < monitored.current.margin and not self._may_save(model):
+                monitored.served = ResponseCounts()
+                return
             late = 1.0 - answers.within / answers.served
             reason = f"{late:.1%} of {answers.served} answers took longer than {1e3 * after.bound:g} ms"
         monitored.served = ResponseCounts()
@@ -296,6 +299,9 @@ class Controller:
         self._metrics.objective_level(model, self._dispatcher.device, after.level)
         if isinstance(objective, Objective) and after.level != objective.level:
             self._solve(model, monitored.current.profile, "objective", f"{reason}: weight of power x {after.factor:g}")
+
+    def _may_save(self, model: str) -> bool:
+        return self._dispatcher.chosen[model].may_save(self._dispatcher.queue.mean_rate(model))
 
     def _solve(
         self, model: str, profile: Profile, kind: str, reason: str, known: Mapping[str, Any] | None = None

@@ -355,6 +355,21 @@ def test_without_overhead_maximum_ages_become_nearly_as_solved_for_the_bound(mon
     assert seen.chosen.margin < 0.004
 
 
+@pytest.mark.parametrize(("share_of_fixed_energy", "shrinks"), [(0.0, False), (1.0, True)])
+def test_a_margin_shrinks_only_where_larger_batches_save(
+    monkeypatch: pytest.MonkeyPatch, share_of_fixed_energy: float, shrinks: bool
+) -> None:
+    monkeypatch.setattr("policies.objectives.solving.default_loads", lambda: [0.5])
+    few = P4.truncated(8)
+    energies = tuple(0.02 * b + 0.02 * share_of_fixed_energy for b in range(1, 9))
+    few = replace(few, energies=energies)
+    executor = ChangingExecutor(few, few, inf)
+    executor.assumed = few
+    seen = serve(executor, AGES, 0.5 * few.capacity)
+    assert (seen.chosen.margin < seen.chosen.slo / 2) == shrinks
+    assert (seen.changes("objective") > 0) == shrinks
+
+
 @pytest.mark.parametrize("adapted", [False, True])
 def test_a_margin_is_kept_when_an_operator_sets_the_policy_and_when_the_memory_is_too_small(
     monkeypatch: pytest.MonkeyPatch, adapted: bool
