@@ -57,7 +57,7 @@ from policies.types import MaxAges, SpecError
 _SETTLED = 1e-10  # least relative decrease of the cost by a step of policy iteration
 _STEPS = 30  # of policy iteration, at most; four are usual
 _TABLES = 32  # of a search, at most
-_GAP = 3e-4  # between the power found and the lower bound at which the search ends, as a share
+_GAP = 1e-3  # between the power found and the lower bound at which the search ends, as a share
 _HIGHEST = 1e4  # price, in energies of the largest batch, of all late requests that are allowed: only these matter
 _EXACT = 1e-9  # a bound counts as kept if it is exceeded by less than this share of what may be late
 
