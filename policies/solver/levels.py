@@ -145,17 +145,6 @@ def greedy_by_level(max_batch_size: int) -> Callable[[Ints], Ints]:
     return lambda queues: np.minimum(queues.sum(axis=0), max_batch_size)
 
 
-def control_limits(limits: tuple[int, ...], max_batch_size: int) -> Callable[[Ints], Ints]:
-    """Launch all waiting requests once a level has as many as its limit, or once a batch is full."""
-
-    def batch_size(queues: Ints) -> Ints:
-        total = queues.sum(axis=0)
-        launches = np.any(queues >= np.array(limits)[:, np.newaxis], axis=0) | (total >= max_batch_size)
-        return np.where(launches, np.minimum(total, max_batch_size), 0)
-
-    return batch_size
-
-
 def _check(problem: LevelProblem) -> None:
     weights, rate, most = problem.weights, problem.arrival_rate, problem.profile.capacity
     if len(weights) != len(problem.arrival_rates) or list(weights) != sorted(weights, reverse=True) or weights[-1] < 0:

@@ -103,11 +103,6 @@ class Fleet:
         return sum(dispatcher.chosen[model].profile.capacity for dispatcher in self._serving_of[model])
 
     @property
-    def first(self) -> Dispatcher:
-        """The first serving device, or else the first, for callers that need any one of them."""
-        return (self._serving or self.dispatchers)[0]
-
-    @property
     def models(self) -> Sequence[str]:
         """The models of all devices."""
         return [*self._serving_of]

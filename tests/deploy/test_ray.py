@@ -72,7 +72,7 @@ async def call(replica: Replica, method: str, path: str, prefix: str = "") -> tu
 
 
 def specs(replica: Replica) -> dict[str, str]:
-    return {model: chosen.spec for model, chosen in replica._server.fleet.first.chosen.items()}
+    return {model: chosen.spec for model, chosen in replica._server.fleet.dispatchers[0].chosen.items()}
 
 
 @pytest.mark.usefixtures("few_loads")
@@ -199,7 +199,7 @@ def test_a_replica_is_healthy_until_its_dispatcher_fails() -> None:
 def test_a_replica_reports_backlog_and_load() -> None:
     async def scenario(replica: Replica) -> None:
         assert replica.record_autoscaling_stats() == {"backlog_s": 0.0, "load": 0.0}
-        profile = replica._server.fleet.first.chosen["cat"].profile
+        profile = replica._server.fleet.dispatchers[0].chosen["cat"].profile
         calls = [replica._server.fleet.submit("cat", [Sample(n)]) for n in range(64)]
         stats = replica.record_autoscaling_stats()
         assert stats["backlog_s"] == pytest.approx(2 * profile.service_time(32))

@@ -1,6 +1,6 @@
 """Priority levels that share batches: against value iteration, one queue, a first calculation, and simulation."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from math import exp, factorial, inf
 
@@ -12,10 +12,10 @@ from policies.queue.batcher import Batcher
 from policies.queue.monitor import NoMonitor
 from policies.queue.simulator import simulate
 from policies.rules.by_level import SmdpLevels, solve_for_shares
+from policies.solver.distributions import Ints
 from policies.solver.levels import (
     LevelProblem,
     LevelSolution,
-    control_limits,
     evaluate_levels,
     greedy_by_level,
     solve_levels,
@@ -27,6 +27,17 @@ from policies.types import BatchKey, Request, SpecError
 P4 = load_profile("googlenet-tesla-p4")
 OF_8 = P4.truncated(8)
 SMALL = Profile("small", (1.0, 1.3, 1.5, 1.9), energies=(2.0, 2.5, 3.0, 3.2))
+
+
+def control_limits(limits: tuple[int, ...], max_batch_size: int) -> Callable[[Ints], Ints]:
+    """Launch all waiting requests once a level has as many as its limit, or once a batch is full."""
+
+    def batch_size(queues: Ints) -> Ints:
+        total = queues.sum(axis=0)
+        launches = np.any(queues >= np.array(limits)[:, np.newaxis], axis=0) | (total >= max_batch_size)
+        return np.where(launches, np.minimum(total, max_batch_size), 0)
+
+    return batch_size
 
 
 def problem(

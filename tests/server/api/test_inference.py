@@ -462,7 +462,8 @@ def test_the_exported_response_time_is_from_the_first_byte_to_the_response() -> 
 
         await inference.serve("m", answer, AsgiContext(scope, stay_connected, send))
         text = inference.metrics.render().decode()
-        assert f'batchwright_response_seconds_count{{device="{inference.fleet.first.device}",model="m"}} 2.0' in text
+        device = inference.fleet.dispatchers[0].device
+        assert f'batchwright_response_seconds_count{{device="{device}",model="m"}} 2.0' in text
         total = next(line for line in text.splitlines() if line.startswith("batchwright_response_seconds_sum"))
         assert float(total.split()[-1]) >= 2 * 3.0
         assert 'batchwright_requests_total{model="m",outcome="ok"} 2.0' in text
@@ -598,7 +599,7 @@ def test_after_its_inputs_are_dropped_a_call_reserves_the_size_of_its_response()
     document, pixels = pixels_call(2, id="mine")
 
     async def scenario(inference: Inference, _: HeldPool) -> None:
-        executor: Any = inference.fleet.first.executor
+        executor: Any = inference.fleet.dispatchers[0].executor
         inputs: list[weakref.ref[Any]] = []
 
         def small(outputs: list[Any]) -> list[Any]:
@@ -738,7 +739,7 @@ def test_the_check_for_room_reads_no_waiting_request() -> None:
     async def scenario(inference: Inference, _: HeldPool) -> None:
         waiting = submit(inference.fleet, "m", [0.0] * 7)
         await settle()
-        inference.fleet.first.policies.batcher.set_kinds(lambda _: Watched("m"))
+        inference.fleet.dispatchers[0].policies.batcher.set_kinds(lambda _: Watched("m"))
         reads_before = reads
         context = context_of(inference, Client(timeout=60.0))
         with context.memory:

@@ -147,7 +147,7 @@ def test_calls_fail_when_both_devices_are_gone_and_none_is_lost_for_good() -> No
         with pytest.raises(UnavailableError, match="no device of m works"):
             submit(fleet, "m", [1.0])
         assert (fleet.ready, fleet.alive, fleet.broken.is_set()) == (False, True, False)
-        assert fleet.first.device == "a"
+        assert fleet.first_of("m").device == "a"
         a.down = False
         await asyncio.sleep(0.3)
         assert (await submit(fleet, "m", [1.0]))[0].device == "a"
