@@ -358,9 +358,10 @@ class BatchLane:
         lost = [*filter(None, (self._in_service, self._taken()))]
 
         def fail(how: "asyncio.Future[str]") -> None:
+            death = WorkerDiedError(f"the model's process {how.result()}")  # one for both batches
             for work in lost:
                 work.answered = True
-                resolve(work.done, WorkerDiedError(f"the model's process {how.result()}"))
+                resolve(work.done, death)
 
         self._loop.run_in_executor(None, self.process.end).add_done_callback(fail)
 

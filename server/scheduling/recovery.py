@@ -99,17 +99,21 @@ class Deaths:
     def __init__(self) -> None:
         """Start with none."""
         self._instants: list[float] = []
+        self._last: WorkerDiedError | None = None
 
     def clear(self) -> None:
         """A batch was served."""
         self._instants.clear()
 
     async def count(self, error: WorkerDiedError, now: float) -> None:
-        """Count a death at an instant, s, and wait longer after each.
+        """Count a death at an instant, s, and wait longer after each; once for all batches that it ended.
 
         Raises:
             WorkerDiedError: this one; there were five in a minute, so the device is lost.
         """
+        if error is self._last:
+            return
+        self._last = error
         self._instants = [at for at in self._instants if at > now - _WITHIN] + [now]
         if len(self._instants) >= _MOST_DEATHS:
             raise error

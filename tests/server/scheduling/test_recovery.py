@@ -28,7 +28,7 @@ from server.errors import (
 )
 from server.scheduling.calls import Sample
 from server.scheduling.dispatcher import Dispatcher
-from server.scheduling.recovery import Recovery, run_in_parts
+from server.scheduling.recovery import Deaths, Recovery, run_in_parts
 from server.telemetry.metrics import Metrics
 from tests.support.fakes import UNLIMITED, FakeExecutor, chosen, run_scenario, submit
 from tests.support.virtual_clock import pause, virtual_loop
@@ -324,6 +324,23 @@ def test_a_process_that_dies_while_it_is_loaded_again_is_started_again_with_a_lo
         assert dispatcher.up != lost
 
     run_scenario(scenario, chosen(greedy(8)), Mortal(1))
+
+
+def test_a_death_that_ended_two_batches_counts_once() -> None:
+    async def main() -> None:
+        deaths, death = Deaths(), WorkerDiedError("the model's process was killed by SIGKILL")
+        for _batch in range(6):
+            await deaths.count(death, 0.0)
+        for _death in range(3):
+            await deaths.count(WorkerDiedError("the model's process was killed by SIGKILL"), 0.0)
+        with pytest.raises(WorkerDiedError):
+            await deaths.count(WorkerDiedError("the model's process was killed by SIGKILL"), 0.0)
+
+    loop = virtual_loop()
+    try:
+        loop.run_until_complete(main())
+    finally:
+        loop.close()
 
 
 def test_a_device_whose_process_dies_five_times_without_a_served_batch_is_lost(
