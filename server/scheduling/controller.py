@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
-from math import inf, isclose
+from math import exp, inf, isclose
 from typing import Any, TypeVar
 
 from policies.adaptation.drift import DriftDetector
@@ -26,9 +26,32 @@ _MIN_INTERVAL = 0.25  # s between two readings of the energy counter
 _MIN_STEPS = 10.0  # resolution steps of the counter between two readings
 _FIRST_RETRY, _LAST_RETRY = 300.0, 3600.0  # s from out of memory to trying a larger batch; doubled at each failure
 _SOLVED_AGAIN = 60.0  # s after a failure of solving, or after solving for shares, until it is tried again
-_RATE_LASTS = 5.0  # s for which another arrival rate is measured until the policy is solved for it
+_RATE_OVER = 10.0  # s over which the arrival rate is averaged that a policy is solved for
+_RATE_KNOWN = 5.0  # s of that, at least, before the policy is solved because it has changed
 _T = TypeVar("_T")
 Solver = Callable[[ModelPolicy, Profile, float, float, float | None], ModelPolicy]  # as `solved_again`
+
+
+@dataclass(slots=True)
+class _MeanRate:
+    """Mean of the measured arrival rate over about ten seconds: the measured one is that of a few batches, and noisy.
+
+    Attributes:
+        value: 1/s; 0 before the second observation.
+        weight: of the time that it is averaged over, s.
+    """
+
+    value: float = 0.0
+    weight: float = 0.0
+    at: float = inf
+
+    def observe(self, now: float, rate: float) -> None:
+        """Take in the rate measured at an instant, s."""
+        elapsed, self.at = max(now - self.at, 0.0), now
+        before = self.weight * exp(-elapsed / _RATE_OVER)
+        self.weight = before + elapsed
+        if self.weight > 0.0:
+            self.value += elapsed / self.weight * (rate - self.value)
 
 
 @dataclass(slots=True)
@@ -46,7 +69,8 @@ class _Monitored:
         margins: the margins by bound and share, also of policies that were set before.
         bins_updates: those of the policy's bins that were looked at.
         solve_shares_from: instant from which it may be solved for shares of levels, s.
-        rate_left: instant since which the policy is not solved for the arrival rate, s; inf while it is.
+        rate: mean arrival rate of the last seconds.
+        solve_rate_from: instant from which it may be solved for another rate, s.
         solving: the running task that solves another policy.
     """
 
@@ -59,7 +83,8 @@ class _Monitored:
     margins: dict[tuple[float, float], AgeMargin] = field(default_factory=dict)
     bins_updates: int = 0
     solve_shares_from: float = 0.0
-    rate_left: float = inf
+    rate: _MeanRate = field(default_factory=_MeanRate)
+    solve_rate_from: float = 0.0
     solving: "asyncio.Task[None] | None" = None
 
 
@@ -112,6 +137,7 @@ class Controller:
         """
         monitored = self._state(model)
         monitored.served.batches += 1
+        monitored.rate.observe(self._dispatcher.clock(), self._dispatcher.queue.arrival_rate(model))
         by_length = monitored.current.profile.varies_by_length
         if batch_size > monitored.drift.profile.max_batch_size:  # launched before the maximum was reduced
             monitored.drift.discard_window()
@@ -167,17 +193,14 @@ class Controller:
 
     def _solve_for_rate(self, model: str, monitored: _Monitored) -> bool:
         """Solve the policy if it is not yet solved for loads near the measured arrival rate."""
-        now, rate = self._dispatcher.clock(), self._dispatcher.queue.arrival_rate(model)
-        if not monitored.current.unsolved_rate(rate):
-            monitored.rate_left = inf
+        now, rate = self._dispatcher.clock(), monitored.rate
+        if rate.weight < _RATE_KNOWN or now < monitored.solve_rate_from:
             return False
-        if monitored.rate_left == inf:
-            monitored.rate_left = now
-        lasts = now >= monitored.rate_left + _RATE_LASTS
-        if lasts:
-            monitored.rate_left = now + _SOLVED_AGAIN  # unless it succeeds
-            self._solve(model, monitored.current.profile, "rate", f"{rate:.3g} requests arrive a second")
-        return lasts
+        unsolved = monitored.current.unsolved_rate(rate.value)
+        if unsolved:
+            monitored.solve_rate_from = now + _SOLVED_AGAIN  # unless it succeeds
+            self._solve(model, monitored.current.profile, "rate", f"{rate.value:.3g} requests arrive a second")
+        return unsolved
 
     def answered(self, model: str, response: float, requests: int) -> None:
         """Evaluate the response time of a call for each of its requests.
@@ -257,15 +280,13 @@ class Controller:
         return monitored
 
     def _monitor(self, model: str, chosen: ModelPolicy, before: _Monitored | None = None) -> _Monitored:
-        if before is not None and before.drift.profile is chosen.profile:
-            drift = before.drift
-        else:
-            drift = self._detector(chosen.profile)
+        drift, margins = self._detector(chosen.profile), dict[tuple[float, float], AgeMargin]()
+        if before is not None and before.drift.profile is chosen.profile:  # else another model was loaded
+            drift, margins = before.drift, before.margins
         objective = _objective_of(chosen)
         if objective is not None or before is not None:
             self._metrics.objective_level(model, self._dispatcher.device, 0)
             self._metrics.objective_margin(model, self._dispatcher.device, chosen.margin)
-        margins = {} if before is None else before.margins
         if isinstance(objective, AgeMargin):
             objective = margins.get((objective.bound, objective.share), objective)
         return _Monitored(chosen, chosen, drift, objective, margins=margins)
@@ -301,7 +322,7 @@ class Controller:
             self._solve(model, monitored.current.profile, "objective", f"{reason}: weight of power x {after.factor:g}")
 
     def _may_save(self, model: str) -> bool:
-        return self._dispatcher.chosen[model].may_save(self._dispatcher.queue.mean_rate(model))
+        return self._dispatcher.chosen[model].may_save(self._monitored[model].rate.value)
 
     def _solve(
         self, model: str, profile: Profile, kind: str, reason: str, known: Mapping[str, Any] | None = None
@@ -337,9 +358,7 @@ class Controller:
         """Solve a policy and set it; `again` is called later if solving failed."""
         factor = monitored.objective.factor if isinstance(monitored.objective, Objective) else 1.0
         margin = monitored.objective.in_use if isinstance(monitored.objective, AgeMargin) else 0.0
-        queue = self._dispatcher.queue
-        rate = {"rate": queue.arrival_rate, "drift": queue.mean_rate, "objective": queue.mean_rate}.get(kind)
-        near = None if rate is None else rate(model)  # sizes, for example, change all rows
+        near = monitored.rate.value if kind in ("rate", "drift", "objective") else None  # sizes change all rows
         try:
             chosen = await self._run_in_thread(lambda: self._solver(configured, profile, factor, margin, near))
         except SpecError as error:
@@ -358,7 +377,7 @@ class Controller:
             chosen.bins.rescale(lambda size: profile.time_alone(before.length_alone(size)))
         monitored.configured = configured
         monitored.current = self._dispatcher.policies.set(model, chosen)
-        monitored.served, monitored.rate_left = ResponseCounts(), inf
+        monitored.served, monitored.solve_rate_from = ResponseCounts(), 0.0
         if chosen.profile.max_batch_size != monitored.drift.profile.max_batch_size:  # larger batches are tried again
             monitored.drift = self._detector(chosen.profile)
         self._metrics.objective_margin(model, self._dispatcher.device, margin)

@@ -42,11 +42,6 @@ class QueueView:
         rate = sum(rate for key, rate in rates.items() if key.model == model)
         return rate if rate >= _NEGLIGIBLE else 0.0
 
-    def mean_rate(self, model: str) -> float:
-        """Return the long-run mean arrival rate of `model`, 1/s."""
-        rates = self._batcher.monitor.mean_rates(self._clock())
-        return sum(rate for key, rate in rates.items() if key.model == model)
-
     def level_shares(self, model: str) -> LevelShares | None:
         """Return the shares of the priority levels of `model` in its arrivals; None if it has one."""
         return self._batcher.level_shares(model)

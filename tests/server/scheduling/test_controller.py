@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
+from itertools import cycle
 from math import inf
 from typing import Any
 
@@ -254,16 +255,18 @@ def test_a_policy_with_a_percentile_begins_with_that_of_half_of_its_bound(
     assert seen.chosen.margin == pytest.approx(seen.chosen.slo / 2)
 
 
-def test_a_policy_that_is_set_again_begins_with_the_margin_that_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_that_is_set_again_for_the_same_model_begins_with_the_margin_that_it_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("policies.objectives.solving.default_loads", lambda: [0.1])
-    few = P4.truncated(8)
+    few, other = P4.truncated(8), SLOWER.truncated(8)
     executor = FakeExecutor(few)
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> list[float]:
         controller = Controller(dispatcher, Metrics(), CountingMeter(), Inline())
         seen = list[float]()
-        for spec, answers in ((AGES, 200), ("greedy", 1), (AGES, 1)):
-            dispatcher.policies.set("m", choose(spec, few, margin_share=FIRST_MARGIN))
+        for profile, spec, answers in ((few, AGES, 200), (few, "greedy", 1), (few, AGES, 1), (other, AGES, 1)):
+            dispatcher.policies.set("m", choose(spec, profile, margin_share=FIRST_MARGIN))
             for _answer in range(answers):
                 controller.served("m", 1, few.service_time(1))
                 controller.answered("m", 0.02, 1)
@@ -271,9 +274,10 @@ def test_a_policy_that_is_set_again_begins_with_the_margin_that_it_had(monkeypat
             seen.append(dispatcher.chosen["m"].margin)
         return seen
 
-    first, greedy, again = run_scenario(scenario, {"m": choose("greedy", few)}, executor)
+    first, greedy, again, of_other = run_scenario(scenario, {"m": choose("greedy", few)}, executor)
     assert 0.0 < first < 0.03
     assert (greedy, again) == (0.0, first)
+    assert of_other == choose(AGES, other, margin_share=FIRST_MARGIN).margin, "another model was loaded"
 
 
 def test_maximum_ages_are_solved_for_the_rate_that_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,17 +288,17 @@ def test_maximum_ages_are_solved_for_the_rate_that_arrives(monkeypatch: pytest.M
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> list[bool]:
         controller = Controller(dispatcher, Metrics(), CountingMeter(), Inline())
         dispatcher.policies.set("m", solved_again(choose(AGES, few), few, margin=0.03, arrival_rate=1.0))
-        rate = 0.5 * few.capacity
-        monkeypatch.setattr(dispatcher.queue, "arrival_rate", lambda model: rate)
+        noisy = cycle([0.7, 0.7, 0.1])  # of the capacity; the last one is solved
+        monkeypatch.setattr(dispatcher.queue, "arrival_rate", lambda model: next(noisy) * few.capacity)
         unsolved = []
-        for _second in range(7):
+        for _second in range(12):
             controller.served("m", 1, few.service_time(1))
             await asyncio.sleep(1.0)
-            unsolved.append(dispatcher.chosen["m"].unsolved_rate(rate))
+            unsolved.append(dispatcher.chosen["m"].unsolved_rate(0.5 * few.capacity))
         return unsolved
 
     seen = run_scenario(scenario, {"m": choose("greedy", few)}, executor)
-    assert seen == [*[True] * 5, *[False] * 2], "after it was measured for 5 s"
+    assert seen == [*[True] * 7, *[False] * 5], "once its mean over 5 s is known, although it is noisy"
 
 
 def test_maximum_ages_are_solved_at_all_loads_when_the_sizes_become_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,7 +347,7 @@ def test_a_failed_solution_for_a_rate_is_not_tried_again_at_once(monkeypatch: py
             await asyncio.sleep(1.0)
 
     run_scenario(scenario, {"m": choose("greedy", few)}, executor)
-    assert asked == [0.5 * few.capacity]
+    assert asked == [pytest.approx(0.5 * few.capacity)]
 
 
 def test_without_overhead_maximum_ages_become_nearly_as_solved_for_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
