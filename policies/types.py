@@ -117,12 +117,12 @@ class State:
 
     @property
     def arrival_rate(self) -> float:
-        """Measured arrival rate over all kinds, 1/s; 0 before the first measurement."""
+        """Measured arrival rate over all kinds of the snapshot, 1/s; 0 before the first measurement."""
         return sum(self.rates.values())
 
     @property
     def mean_rate(self) -> float:
-        """Long-run mean of the arrival rate over all kinds, 1/s; 0 where it is not measured."""
+        """Long-run mean of the arrival rate over all kinds of the snapshot, 1/s; 0 where it is not measured."""
         return sum(self.mean_rates.values())
 
     @property
