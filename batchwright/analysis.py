@@ -6,14 +6,14 @@ from math import inf
 
 from threadpoolctl import threadpool_limits
 
-from policies.catalog import ModelPolicy, choose, in_stages, rate_time_constant, solved
+from policies.catalog import ModelPolicy, choose, in_stages, solved
 from policies.command_line.options import SolveOptions, bounds_of, check_options, rate_of, reject_if, scheme_of
 from policies.command_line.results import PolicyResult, SimulationResult, evaluate_with, solve_with
 from policies.objectives.bounds import FORMS, check_form
 from policies.objectives.trial import Trial
 from policies.planning.simulation import simulate_policy
 from policies.profile import Profile, resource_of
-from policies.queue.monitor import ForgettingMonitor
+from policies.queue.monitor import ForgettingMonitor, rate_time_constant
 from policies.solver.distributions import distribution
 from policies.solver.model import Problem, build_model
 from policies.types import Policy, SpecError

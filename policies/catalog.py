@@ -5,6 +5,7 @@ A new rule is one file in rules/ and one entry in `CATALOG`.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import inf, isclose
 from typing import Any
 
@@ -14,7 +15,14 @@ from policies.objectives.table import PolicyTable, default_loads, nearest_load, 
 from policies.profile import Profile
 from policies.queue.drain import Drain
 from policies.queue.lookup import ActionRow, Lookup, lookup
-from policies.queue.monitor import ForgettingMonitor, LevelShares, Monitor, NoMonitor, PerModelMonitor
+from policies.queue.monitor import (
+    ForgettingMonitor,
+    LevelShares,
+    Monitor,
+    NoMonitor,
+    PerModelMonitor,
+    rate_time_constant,
+)
 from policies.rules.by_level import LimitedBulk
 from policies.rules.catch_up import CATCH_UP
 from policies.rules.co_located import CoLocated, PreemptivePolicy
@@ -234,14 +242,18 @@ class ModelPolicy:
     def may_save(self, arrival_rate: float) -> bool:
         """Whether a longer bound may save something at this rate, 1/s.
 
-        It cannot where the row for the rate takes hardly more than batches of the size of the least cost a request.
+        It cannot where the row's cost is within 2 per cent of that of the cheapest batch size.
         """
         if self.table is None:
             return True
         row = min(self.table.rows, key=lambda each: abs(each.arrival_rate - arrival_rate))
+        return row.mean_power is None or row.mean_power > (1.0 + LEAST_SAVING) * row.arrival_rate * self._least_cost
+
+    @cached_property
+    def _least_cost(self) -> float:
+        """Cost of a request in batches of the cheapest size."""
         costs = of_mixed_lengths(self.profile, self.solved_sizes).costs
-        least = row.arrival_rate * min(cost / size for size, cost in enumerate(costs, start=1))
-        return row.mean_power is None or row.mean_power > (1.0 + LEAST_SAVING) * least
+        return min(cost / size for size, cost in enumerate(costs, start=1))
 
     def with_solved_shares(self, shares: Sequence[float]) -> "ModelPolicy":
         """Return the policy solved for these shares of the levels; the same one if it does not depend on them."""
@@ -595,16 +607,6 @@ def by_stages(text: str) -> bool:
         SpecError: the spec is malformed, or there is no such rule.
     """
     return rule_of(parse_spec(text).name).needs_stages
-
-
-def rate_time_constant(profile: Profile) -> float:
-    """Return the time constant of the measurement of the arrival rate, s.
-
-    It is twice the longest service time, because the state of the queue depends on the arrivals during a few services.
-    It is at least the time to serve 64 requests at the highest throughput, which is longer if the largest batch is
-    below 32. An estimate from fewer arrivals is noisy, which increases response times at a steady rate.
-    """
-    return max(2 * profile.service_times[-1], 64 / profile.capacity)
 
 
 def solved(

@@ -16,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.support import harness
-from policies.catalog import choose, rate_time_constant
+from policies.catalog import choose
 from policies.charts.averages import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
 from policies.planning.simulation import SimulatedDevice, simulate_policy
 from policies.profile import Profile
 from policies.queue import simulator
 from policies.queue.arrivals import Instants, poisson
 from policies.queue.batcher import Batcher
-from policies.queue.monitor import ForgettingMonitor, NoMonitor
+from policies.queue.monitor import ForgettingMonitor, NoMonitor, rate_time_constant
 from policies.rules.lazy_batching import LazyBatching, Slack
 from policies.types import Action, BatchKey, Policy, Request, State
 from policies.unrolled import Node, unrolled

@@ -9,11 +9,11 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.catalog import ModelPolicy, combine, rate_time_constant
+from policies.catalog import ModelPolicy, combine
 from policies.planning.savings import Savings, savings
 from policies.profile import Profile
 from policies.queue.batcher import Batcher
-from policies.queue.monitor import ForgettingMonitor
+from policies.queue.monitor import ForgettingMonitor, rate_time_constant
 from policies.queue.simulator import simulate
 from policies.types import Launch, Request
 

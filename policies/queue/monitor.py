@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from math import exp, expm1, sqrt
 from typing import Protocol
 
+from policies.profile import Profile
 from policies.types import BatchKey
 
 _MAX_KINDS = 256  # measured at once; the shapes of inputs are not bounded
@@ -167,3 +168,13 @@ def inherit_rates(before: Monitor, wanted: Monitor) -> Monitor:
     if isinstance(before, ForgettingMonitor) and isinstance(wanted, ForgettingMonitor):
         return wanted.with_rates_of(before)
     return before if type(before) is type(wanted) else wanted
+
+
+def rate_time_constant(profile: Profile) -> float:
+    """Return the time constant of the measurement of the arrival rate, s.
+
+    It is twice the longest service time, because the state of the queue depends on the arrivals during a few services.
+    It is at least the time to serve 64 requests at the highest throughput, which is longer if the largest batch is
+    below 32. An estimate from fewer arrivals is noisy, which increases response times at a steady rate.
+    """
+    return max(2 * profile.service_times[-1], 64 / profile.capacity)

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
-from math import exp, inf, isclose
+from math import expm1, inf, isclose
 from typing import Any, TypeVar
 
 from policies.adaptation.drift import DriftDetector
@@ -26,19 +26,20 @@ _MIN_INTERVAL = 0.25  # s between two readings of the energy counter
 _MIN_STEPS = 10.0  # resolution steps of the counter between two readings
 _FIRST_RETRY, _LAST_RETRY = 300.0, 3600.0  # s from out of memory to trying a larger batch; doubled at each failure
 _SOLVED_AGAIN = 60.0  # s after a failure of solving, or after solving for shares, until it is tried again
-_RATE_OVER = 10.0  # s over which the arrival rate is averaged that a policy is solved for
-_RATE_KNOWN = 5.0  # s of that, at least, before the policy is solved because it has changed
+_RATE_OVER = 10.0  # s of serving over which the arrival rate is averaged that a policy is solved for
+_RATE_KNOWN = 0.5  # part of the weight of that mean at which the policy may be solved because the rate has changed
 _T = TypeVar("_T")
 Solver = Callable[[ModelPolicy, Profile, float, float, float | None], ModelPolicy]  # as `solved_again`
 
 
 @dataclass(slots=True)
 class _MeanRate:
-    """Mean of the measured arrival rate over about ten seconds: the measured one is that of a few batches, and noisy.
+    """Mean of the measured arrival rate over about ten seconds of serving: the measured one is noisy.
 
     Attributes:
         value: 1/s; 0 before the second observation.
-        weight: of the time that it is averaged over, s.
+        weight: of the observations, from 0 to 1.
+        at: instant of the last one, s.
     """
 
     value: float = 0.0
@@ -46,12 +47,11 @@ class _MeanRate:
     at: float = inf
 
     def observe(self, now: float, rate: float) -> None:
-        """Take in the rate measured at an instant, s."""
-        elapsed, self.at = max(now - self.at, 0.0), now
-        before = self.weight * exp(-elapsed / _RATE_OVER)
-        self.weight = before + elapsed
+        """Take in the rate measured at an instant, s; after a pause it stands for a second, not for the pause."""
+        part, self.at = -expm1(-min(max(now - self.at, 0.0), 1.0) / _RATE_OVER), now
+        self.weight += part * (1.0 - self.weight)
         if self.weight > 0.0:
-            self.value += elapsed / self.weight * (rate - self.value)
+            self.value += part / self.weight * (rate - self.value)
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class _Monitored:
         drift: detector of drift from the profile.
         objective: the response-time objective; None where the spec has none. While greedy is in use, because a policy
             is solved for a reduced maximum batch size, it is that policy's.
-        served: answers since the objective's state last changed.
+        served: answers since the objective was last evaluated, or the policy solved.
         begun: whether it was looked up whether the margin of the policy's bound is known.
         margins: the margins by bound and share, also of policies that were set before.
         bins_updates: those of the policy's bins that were looked at.
@@ -192,7 +192,7 @@ class Controller:
         return bool(shares)
 
     def _solve_for_rate(self, model: str, monitored: _Monitored) -> bool:
-        """Solve the policy if it is not yet solved for loads near the measured arrival rate."""
+        """Solve the policy if it is not yet solved for loads near the mean arrival rate."""
         now, rate = self._dispatcher.clock(), monitored.rate
         if rate.weight < _RATE_KNOWN or now < monitored.solve_rate_from:
             return False
@@ -236,6 +236,7 @@ class Controller:
         """
         last, greedy = self._monitored[model], self._dispatcher.chosen[model]
         monitored = self._monitored[model] = self._monitor(model, greedy, last)
+        monitored.margins = last.margins
         if before is last.current:
             monitored.configured, monitored.objective = last.configured, last.objective
         else:
@@ -280,16 +281,20 @@ class Controller:
         return monitored
 
     def _monitor(self, model: str, chosen: ModelPolicy, before: _Monitored | None = None) -> _Monitored:
-        drift, margins = self._detector(chosen.profile), dict[tuple[float, float], AgeMargin]()
-        if before is not None and before.drift.profile is chosen.profile:  # else another model was loaded
-            drift, margins = before.drift, before.margins
+        drift, margins, rate = self._detector(chosen.profile), dict[tuple[float, float], AgeMargin](), _MeanRate()
+        if before is not None:
+            rate = before.rate
+            if before.drift.profile is chosen.profile:
+                drift = before.drift
+            if chosen.profile in (before.drift.profile, before.current.profile):  # else another model was loaded
+                margins = before.margins
         objective = _objective_of(chosen)
         if objective is not None or before is not None:
             self._metrics.objective_level(model, self._dispatcher.device, 0)
             self._metrics.objective_margin(model, self._dispatcher.device, chosen.margin)
         if isinstance(objective, AgeMargin):
             objective = margins.get((objective.bound, objective.share), objective)
-        return _Monitored(chosen, chosen, drift, objective, margins=margins)
+        return _Monitored(chosen, chosen, drift, objective, margins=margins, rate=rate)
 
     def _detector(self, profile: Profile) -> DriftDetector:
         return DriftDetector(profile, (profile.idle_power or 0.0) if self._counts_idle else 0.0)
@@ -304,7 +309,7 @@ class Controller:
             after = objective.after(answers)
             if after is objective:
                 return
-            if isinstance(after, AgeMargin) and after.in_use < monitored.current.margin and not self._may_save(model):
+            if isinstance(after, AgeMargin) and not self._may_follow(monitored, after, model):
                 monitored.served = ResponseCounts()
                 return
             late = 1.0 - answers.within / answers.served
@@ -321,8 +326,10 @@ class Controller:
         if isinstance(objective, Objective) and after.level != objective.level:
             self._solve(model, monitored.current.profile, "objective", f"{reason}: weight of power x {after.factor:g}")
 
-    def _may_save(self, model: str) -> bool:
-        return self._dispatcher.chosen[model].may_save(self._monitored[model].rate.value)
+    def _may_follow(self, monitored: _Monitored, after: AgeMargin, model: str) -> bool:
+        """Whether a margin may change; it shrinks only where that may save, and where the present one is in use."""
+        rate, current = self._dispatcher.queue.arrival_rate(model), monitored.current
+        return after.in_use > current.margin - 1e-9 or (not current.unsolved_rate(rate) and current.may_save(rate))
 
     def _solve(
         self, model: str, profile: Profile, kind: str, reason: str, known: Mapping[str, Any] | None = None

@@ -126,6 +126,7 @@ class Deaths:
             try:
                 return await restart()
             except WorkerDiedError as died:
+                died.__traceback__ = None  # it is kept until the next death
                 await self.count(died, clock())
 
 

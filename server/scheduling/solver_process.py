@@ -20,10 +20,10 @@ from typing import Any
 from threadpoolctl import threadpool_limits
 
 from policies.adaptation.objective import FIRST_MARGIN
-from policies.catalog import ModelPolicy, choose, rate_time_constant, solved_again, takes_long
+from policies.catalog import ModelPolicy, choose, solved_again, takes_long
 from policies.planning.prediction import Prediction, Traffic, predict
 from policies.profile import Profile
-from policies.queue.monitor import ForgettingMonitor, NoMonitor
+from policies.queue.monitor import ForgettingMonitor, NoMonitor, rate_time_constant
 from policies.types import SpecError
 
 _CACHED = 32  # policies that were set

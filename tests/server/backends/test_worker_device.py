@@ -197,6 +197,7 @@ def test_a_launch_that_the_worker_took_before_it_died_fails_at_once(
                 ended += await asyncio.wait_for(asyncio.gather(following, return_exceptions=True), 10.0)
             for one, result in zip((first, second), ended, strict=False):
                 assert isinstance(result, WorkerDiedError) or (isinstance(result, Completion) and is_right(one, result))
+            assert len({id(result) for result in ended if isinstance(result, WorkerDiedError)}) < 2, "one death"
             await executor.restart("m", WorkerDiedError("it died"))
 
     asyncio.run(scenario())
