@@ -355,9 +355,8 @@ OPERATION = (
         "time than greedy's, as the model predicted within 6 points, at load 0.5 within 15; and 1 per cent less to 9 "
         "per cent more than with the timeout found with hindsight. Solving again takes part of that. The encoder and "
         "the voice detector saved nothing beyond the intervals, since the time of a batch grows with its size. By the "
-        "model 13 of the bounds can be kept; five were missed, three of these by greedy, too. The classifier was "
-        "measured on b80aeb7, the others on 0073319, where all of the classifier's were kept, with 9 to 30 per cent "
-        "less. [All "
+        "model 13 of the bounds can be kept; six were missed, two of these by greedy, too. The encoder was measured on "
+        "0073319, the others on b80aeb7. Before, on 0073319, all of the classifier's were kept. [All "
         "cells](../benchmarks/records.md#saving-cpu-time-within-a-bound).",
         lambda: "",
     ),
