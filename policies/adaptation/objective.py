@@ -153,8 +153,8 @@ class AgeMargin:
     and shrinks where even the upper confidence limit of the percentile is a twentieth of the bound below it, to that
     limit: the quantile of two standard errors more, or the slowest of enough batches. The standard error is that of as
     many independent requests as there were batches. One such change is at most a tenth of the bound, and the margin
-    stays between 0 and 0.9 of the bound. Where a longer bound cannot save anything, the controller leaves out the
-    changes that shrink it.
+    stays between 0 and 0.9 of the bound. The controller leaves out a change that shrinks it where a longer bound can
+    hardly save anything.
 
     Attributes:
         bound: response time, s.

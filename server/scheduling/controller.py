@@ -286,7 +286,7 @@ class Controller:
             rate = before.rate
             if before.drift.profile is chosen.profile:
                 drift = before.drift
-            if chosen.profile in (before.drift.profile, before.current.profile):  # else another model was loaded
+            if chosen.profile in (before.drift.profile, before.current.profile):  # else a model was loaded
                 margins = before.margins
         objective = _objective_of(chosen)
         if objective is not None or before is not None:
