@@ -10,7 +10,7 @@ from math import inf, isclose
 from typing import Any
 
 from policies.objectives.frontier import BOUNDS, SHARE, ShareBound, parse_bound
-from policies.objectives.solving import solved_table, table_policy
+from policies.objectives.solving import LEAST_SAVING, solved_table, table_policy
 from policies.objectives.table import PolicyTable, default_loads, nearest_load, table_of
 from policies.profile import Profile
 from policies.queue.drain import Drain
@@ -58,7 +58,6 @@ _GOALS = _SAVING | {"slo_ms"}
 _SHARES = frozenset({"slo_p95_ms", "slo_share"})  # those that bound the response time of a share of the requests
 _NEAR = 0.09  # difference of loads within which maximum ages are solved again for a rate
 _LEAST_BOUND = 2.0  # times the least l(1): maximum ages are solved for no smaller bound, which few requests can meet
-LEAST_SAVING = 0.02  # relative; less is no reason for a goal, nor for a longer bound
 _DEFAULT_STAGES = 10  # of a simulation without measured stages and without --stages
 
 CATALOG: Mapping[str, Rule] = {

@@ -93,7 +93,12 @@ def limits_of(bounds: Mapping[str, float | str]) -> tuple[float, ...]:
 
 
 def solve_within(
-    problem: Problem, bound: Bound | ResponseBounds, mixed: bool = True, requests: int = _COMPARED, seed: int = 0
+    problem: Problem,
+    bound: Bound | ResponseBounds,
+    mixed: bool = True,
+    requests: int = _COMPARED,
+    seed: int = 0,
+    least_saving: float = 0.0,
 ) -> Solution:
     """Return the policy of least power within a bound (for a power cap: of least mean response time).
 
@@ -108,6 +113,7 @@ def solve_within(
         mixed: whether two tables may be mixed.
         requests: number of requests simulated to evaluate a table of batch sizes in place of one of maximum ages.
         seed: seed of that simulation.
+        least_saving: share of the power that the ages of a table have to save; else it never waits.
 
     Raises:
         UnreachableError: no policy keeps the bound.
@@ -125,26 +131,26 @@ def solve_within(
     cheapest = min(sizes, key=lambda b: profile.costs[b - 1] / b)
     stable = {b for b in sizes if problem.arrival_rate * profile.service_time(b) <= LARGEST_LOAD * b}
     first = {fastest} | stable & {sizes[-1], cheapest}
-    found = [_ages_up_to(largest, problem, bound, mixed) for largest in sorted(first, reverse=True)]
+
+    def up_to(largest: int) -> tuple[AgeSolution, bool]:
+        """Solve for batches of at most `largest`; the load of the result is that of the problem."""
+        if largest == profile.max_batch_size:
+            return solve_ages(problem, bound, mixed, least_saving)
+        solution, kept = solve_ages(replace(problem, max_batch_size=largest), bound, mixed, least_saving)
+        ages = replace(solution.max_ages, max_batch_size=largest)
+        return replace(solution, max_ages=ages, load=build_model(problem).load), kept
+
+    found = [up_to(largest) for largest in sorted(first, reverse=True)]
     for power in reversed(range(sizes[-1].bit_length())):
         if any(kept for _, kept in found):
             break
         if 2**power in stable - first:
-            found.append(_ages_up_to(2**power, problem, bound, mixed))
+            found.append(up_to(2**power))
     within = [solution for solution, kept in found if kept]
     if within:
         return min(within, key=lambda solution: solution.mean_power)
     nearest = min((solution for solution, _ in found), key=lambda solution: bound.excess(solution.bounded))
     raise UnreachableError(_unreachable(bound, nearest), nearest)
-
-
-def _ages_up_to(largest: int, problem: Problem, bound: ResponseBounds, mixed: bool) -> tuple[AgeSolution, bool]:
-    """Solve for batches of at most `largest`; the load of the result is that of the problem."""
-    if largest == problem.truncated_profile.max_batch_size:
-        return solve_ages(problem, bound, mixed)
-    found, kept = solve_ages(replace(problem, max_batch_size=largest), bound, mixed)
-    ages = replace(found.max_ages, max_batch_size=largest)
-    return replace(found, max_ages=ages, load=build_model(problem).load), kept
 
 
 def _unreachable(bounds: ResponseBounds, nearest: AgeSolution) -> str:

@@ -18,7 +18,7 @@ it is twice the largest limit, or the longest service time, old.
 the next prices, whose table is added, until the program's value and the lower bound agree (column generation). With one
 bound this is the search along the tangents of the frontier of power and late requests. The tables are thresholds
 tau(n) of the regions. The result is one table, or two of them mixed with the probability that meets the bounds exactly,
-drawn once for each launch.
+drawn once for each launch. Where less than a given share is saved by waiting, it is the table that never waits.
 """
 
 from collections.abc import Iterator, Sequence
@@ -139,7 +139,9 @@ class _Evaluated(NamedTuple):
     bias: Floats
 
 
-def solve_ages(problem: Problem, bounds: ResponseBounds, mixed: bool = True) -> tuple[AgeSolution, bool]:
+def solve_ages(
+    problem: Problem, bounds: ResponseBounds, mixed: bool = True, least_saving: float = 0.0
+) -> tuple[AgeSolution, bool]:
     """Return the table of maximum ages of least power within bounds, and whether it keeps them.
 
     If it does not, it is the table nearest to the bounds.
@@ -148,6 +150,8 @@ def solve_ages(problem: Problem, bounds: ResponseBounds, mixed: bool = True) -> 
         problem: the system; its weights only count in the gain of the result.
         bounds: the bounds.
         mixed: whether two tables may be mixed.
+        least_saving: share of the power that waiting has to save; else the table that never waits is returned, if it
+            keeps the bounds.
 
     Raises:
         SpecError: the load is 1 or more, or the problem or a bound is malformed.
@@ -155,7 +159,7 @@ def solve_ages(problem: Problem, bounds: ResponseBounds, mixed: bool = True) -> 
     _check(problem, bounds)
     search = _Search(build_age_model(problem, bounds.limits), bounds)
     search.run()
-    table, other, probability = search.best(mixed)
+    table, other, probability = search.best(mixed, least_saving)
     return _solution(problem, search, table, other, probability), search.kept(table)
 
 
@@ -170,7 +174,8 @@ class _Search:
         self._known: list[_Evaluated] = []
         region = np.ones((ages.model.max_batch_size, len(ages.ages)), dtype=np.bool_)
         region[: ages.model.min_batch_size - 1] = False
-        self._evaluated(region)
+        at_once = self._evaluated(region)
+        self._at_once = Table(_thresholds(region)[1], at_once.chain, at_once.average)
 
     def run(self) -> None:
         """Find tables until a mix of two is within `_GAP` of the lower bound."""
@@ -259,10 +264,10 @@ class _Search:
         self.steps += 1
         return self._known[-1]
 
-    def best(self, mixed: bool) -> tuple[Table, Table, float]:
+    def best(self, mixed: bool, least_saving: float) -> tuple[Table, Table, float]:
         """Return the two tables of the best mix and the probability of the second; the first one keeps the bounds.
 
-        If no table keeps them, it is the nearest one, alone.
+        If no table keeps them, it is the nearest one, alone; if waiting saves less than this share, the one without.
         """
         inside = [table for table in self.tables if self.kept(table)]
         if not inside:
@@ -270,11 +275,12 @@ class _Search:
             return nearest, nearest, 0.0
         alone = min(inside, key=lambda table: float(table.average[POWER]))
         pairs = [(self._chord(one, two), one, two) for one, two in self._pairs(inside)] if mixed else []
-        cheapest = min(pairs, key=lambda pair: pair[0], default=None)
-        if cheapest is None or cheapest[0] >= alone.average[POWER]:
-            return alone, alone, 0.0
-        _, one, two = cheapest
-        return one, two, self._probability(one, two)
+        power, one, two = min(pairs, key=lambda pair: pair[0], default=(inf, alone, alone))
+        if power >= alone.average[POWER]:
+            power, one, two = float(alone.average[POWER]), alone, alone
+        if self.kept(self._at_once) and power > (1.0 - least_saving) * self._at_once.average[POWER]:
+            return self._at_once, self._at_once, 0.0
+        return one, two, 0.0 if one is two else self._probability(one, two)
 
     def _pairs(self, inside: Sequence[Table]) -> Iterator[tuple[Table, Table]]:
         return ((one, two) for one in inside for two in self.tables if not self.kept(two))

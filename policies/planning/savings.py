@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from math import log10
 
-from policies.catalog import LEAST_SAVING, ModelPolicy, has_goal
+from policies.catalog import ModelPolicy, has_goal
 from policies.objectives.bounds import solve_within
 from policies.objectives.frontier import SHARE, UnreachableError
+from policies.objectives.solving import LEAST_SAVING
 from policies.percentile.ages import ResponseBounds
 from policies.solver.distributions import measured_service
 from policies.solver.model import LARGEST_LOAD, Problem

@@ -356,6 +356,19 @@ def test_a_percentile_in_the_spec_is_the_deadline_too() -> None:
     assert {row.w2 for row in chosen.table.rows} == {0.0}
 
 
+@pytest.mark.parametrize(("fixed", "waits"), [(1e-4, False), (1e-3, True)])
+def test_no_request_waits_for_a_percentile_where_the_fixed_time_of_a_batch_is_small(
+    fixed: float, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    solve_for([0.3, 0.5], monkeypatch)
+    chosen = choose(
+        "smdp:slo_p95_ms=60", Profile("a long time a request", tuple(fixed + 0.01 * b for b in range(1, 9)))
+    )
+    assert chosen.table is not None
+    found = {max(row.max_ages.max_age) > 0.0 for row in chosen.table.rows if row.max_ages}
+    assert found == {waits}
+
+
 @pytest.mark.parametrize("spec", ["smdp:w2=1,slo_mean_ms=8", "smdp:slo_mean_ms=8,power_cap_w=40"])
 def test_a_spec_gives_one_weight_or_one_bound(spec: str) -> None:
     with pytest.raises(SpecError, match="give one of them"):

@@ -211,6 +211,30 @@ def test_a_loose_bound_gives_full_batches() -> None:
     assert found.mean_power == pytest.approx(full.mean_power, rel=1e-4)
 
 
+def test_where_waiting_saves_too_little_no_request_waits_unless_the_bound_needs_it() -> None:
+    problem, bounds = at_load(0.5), within(20.0, 0.95)
+    cheapest, _ = solved(problem, bounds)
+    greedy = evaluate(problem, range(33))
+    saving = 1.0 - cheapest.mean_power / greedy.mean_power
+    assert saving > 0.05
+    assert solve_ages(problem, bounds, least_saving=0.9 * saving)[0].max_ages == cheapest.max_ages
+    at_once, kept = solve_ages(problem, bounds, least_saving=1.1 * saving)
+    assert kept
+    assert set(at_once.max_ages.max_age) == {0.0}
+    assert at_once.mean_power == pytest.approx(greedy.mean_power, rel=1e-3)
+    assert at_once.power_lower_bound == pytest.approx(cheapest.power_lower_bound)
+
+
+def test_a_table_that_waits_is_used_whatever_it_saves_where_the_one_without_is_late() -> None:
+    problem = at_load(0.7)
+    greedy = averages(build_age_model(problem, (0.005,)), [0] * 32)
+    share = 1.0 - float(greedy[LATE]) + 2e-4
+    found, kept = solve_ages(problem, within(5.0, share), least_saving=0.5)
+    assert kept
+    assert found.share_within[0] >= share - 1e-9
+    assert max(found.max_ages.max_age) > 0.0
+
+
 def test_no_batch_is_below_the_smallest_size() -> None:
     problem = replace(at_load(0.5, 16), min_batch_size=4)
     found, _ = solve_ages(problem, within(15.0, 0.95))
