@@ -70,6 +70,7 @@ class LearnedTimes:
         lengths = np.array(profile.lengths or (1,), float)
         chosen = np.linspace(0, len(lengths) - 1, min(len(lengths), _MOST_LENGTHS)).round().astype(np.intp)
         self._lengths = lengths[chosen]
+        self._places: dict[int, tuple[NDArray[np.intp], _Floats]] = {}  # by size
         self._prior = self._covariance_of_nodes()
         self._ratios = np.ones(len(self._prior))
         self._covariance = self._prior.copy()
@@ -111,20 +112,20 @@ class LearnedTimes:
 
     def _learn(self, nodes: NDArray[np.intp], parts: _Floats, ratio: float) -> None:
         expected = self._expected(nodes, parts)
-        gains = self._covariance[:, nodes] @ parts
+        gains = parts @ self._covariance[nodes]
         noise = self._noise * expected**2
         variance = float(parts @ gains[nodes]) + noise
         most = min(_MOST_INNOVATION * sqrt(variance), 2.0 * expected)
         innovation = min(max(ratio - expected, -most), most)
         counted = min(most / abs(ratio - expected), 1.0) if ratio != expected else 1.0
         self._ratios += gains * (innovation / variance)
-        self._covariance -= np.outer(gains, gains * (counted / variance))
+        self._covariance -= gains[:, np.newaxis] * (gains * (counted / variance))
         self._covariance += (_FORGETTING * expected**2) * self._prior
         measured = innovation**2 * noise / variance / expected**2
         memory = min(self.batches + _FIRST_BATCHES, _NOISE_MEMORY)
         self._noise = max(self._noise + (measured - self._noise) / memory, _LEAST_NOISE**2)
         self._weights *= 1.0 - 1.0 / _NOISE_MEMORY
-        np.add.at(self._weights, nodes, parts)  # with one size both nodes are the same
+        self._weights[nodes] += parts
         self.batches += 1
 
     def _ratio(self, batch: ServedBatch) -> float:
@@ -134,15 +135,18 @@ class LearnedTimes:
         return max(float(parts @ self._ratios[nodes]), _LEAST_RATIO)
 
     def _place(self, batch: ServedBatch) -> tuple[NDArray[np.intp], _Floats]:
-        """The nodes around a batch, and their parts, which sum to 1."""
-        row, above = _between(self._octaves, log2(batch.size))
-        columns = len(self._lengths)
-        if columns == 1:
-            return np.array([row, min(row + 1, len(self._octaves) - 1)]), np.array([1.0 - above, above])
-        column, right = _between(self._lengths, float(batch.length or 0.0))
-        corner, below = row * columns + column, min(row + 1, len(self._octaves) - 1) * columns + column
-        nodes = np.array([corner, corner + 1, below, below + 1])
-        return nodes, np.array([1 - above, 1 - above, above, above]) * np.array([1 - right, right, 1 - right, right])
+        """The nodes around a batch, each once, and their parts, which sum to 1; kept for batches without lengths."""
+        if batch.length is not None:
+            return self._nodes(batch.size, batch.length)
+        found = self._places.get(batch.size)
+        if found is None:
+            found = self._places[batch.size] = self._nodes(batch.size, 0.0)
+        return found
+
+    def _nodes(self, size: int, length: float) -> tuple[NDArray[np.intp], _Floats]:
+        rows, columns = _between(self._octaves, log2(size)), _between(self._lengths, length)
+        nodes = [row * len(self._lengths) + column for row in rows for column in columns]
+        return np.array(nodes), np.outer([*rows.values()], [*columns.values()]).ravel()
 
     def restart(self, batches: Sequence[ServedBatch]) -> None:
         """Learn anew from the used profile and the latest batches, at least one, since the device has changed.
@@ -220,10 +224,11 @@ class LearnedTimes:
         )
 
 
-def _between(grid: _Floats, value: float) -> tuple[int, float]:
-    """Index of the node at or before a value, and the part of the way to the next one, from 0 to 1."""
+def _between(grid: _Floats, value: float) -> dict[int, float]:
+    """The indices of the nodes around a value, and their parts; of one node where the grid has one."""
     last = len(grid) - 1
     if last == 0:
-        return 0, 0.0
+        return {0: 1.0}
     index = min(max(int(np.searchsorted(grid, value, side="right")) - 1, 0), last - 1)
-    return index, min(max((value - grid[index]) / (grid[index + 1] - grid[index]), 0.0), 1.0)
+    part = min(max(float((value - grid[index]) / (grid[index + 1] - grid[index])), 0.0), 1.0)
+    return {index: 1.0 - part, index + 1: part}

@@ -279,7 +279,6 @@ class LoadedDevice(Device, Protocol):
         ...
 
 
-@runtime_checkable
 class DirectDevice(Device, Protocol):
     """A Device in another process, to which the event loop hands batches without a thread between."""
 
