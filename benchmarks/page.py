@@ -351,12 +351,12 @@ OPERATION = (
         "A 95th percentile of two, four and eight times the learned time of one request, at loads 0.2, 0.5 and 0.7 of "
         "the learned capacity, for three models on two cores beside the client: greedy, the fixed timeout of least CPU "
         "time by simulation, and the policy solved for the bound, three rounds in turns. Rounds of 100 requests, 60 of "
-        "the encoder, are short, so that intervals are wide. The classifier's batches took 7 to 24 per cent less CPU "
-        "time than greedy's, as the model predicted within 6 points, at load 0.5 within 15; and 1 per cent less to 9 "
-        "per cent more than with the timeout found with hindsight. Solving again takes part of that. The encoder and "
-        "the voice detector saved nothing beyond the intervals, since the time of a batch grows with its size. By the "
-        "model 13 of the bounds can be kept; six were missed, two of these by greedy, too. The encoder was measured on "
-        "0073319, the others on b80aeb7. Before, on 0073319, all of the classifier's were kept. [All "
+        "the encoder, are short, so that rounds differ more than policies do. At eight times and loads 0.2 and 0.5 the "
+        "classifier's batches took 28 and 11 per cent less CPU time than greedy's (predicted 29 and 28), and 7 per "
+        "cent less and 8 per cent more than with the timeout found with hindsight; elsewhere 7 per cent less to 3 "
+        "per cent more than greedy's. Solving again takes up to a fifth as much. The others saved nothing beyond the "
+        "intervals: the time of a batch grows with its size. By the model 14 bounds can be kept; seven were missed, "
+        "four of these by greedy, too. Measured on 7967165; on 0073319 all of the classifier's were kept. [All "
         "cells](../benchmarks/records.md#saving-cpu-time-within-a-bound).",
         lambda: "",
     ),
