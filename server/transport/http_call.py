@@ -125,7 +125,7 @@ class HttpCall(RequestContext):
         "_read",
         "_unsent",
         "_view",
-        "_waiter",
+        "_waiters",
         "head",
         "is_whole",
         "keep_alive",
@@ -145,7 +145,7 @@ class HttpCall(RequestContext):
         self._parts: list[bytes] = []  # of the body, not read yet
         self._view: memoryview | None = None  # the body, of which `_missing` bytes have not arrived
         self._missing = 0
-        self._waiter: asyncio.Future[None] | None = None  # of the handler that waits for more of the body
+        self._waiters: list[asyncio.Future[None]] = []  # of the tasks of the handler that wait for more of the body
         self._read = False  # whether ASGI has received the whole body
         self._pending: tuple[int, Headers] | None = None  # start of a response by ASGI
         self._unsent: int | None = None  # bytes of that response, by its Content-Length
@@ -161,7 +161,7 @@ class HttpCall(RequestContext):
     @property
     def awaits_body(self) -> bool:
         """Whether the handler waits for more of the body."""
-        return self._waiter is not None
+        return bool(self._waiters)
 
     def place(self) -> memoryview | None:
         """Return the memory for the next bytes of the body; None if they are to be passed to `add`."""
@@ -191,9 +191,10 @@ class HttpCall(RequestContext):
         self._end()
 
     def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     def _end(self) -> None:
         if self._ended is not None and not self._ended.done():
@@ -257,10 +258,10 @@ class HttpCall(RequestContext):
             if self._continues:
                 self._continues = False
                 self._connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            if self._waiter is None:
-                self._waiter = self._connection.loop.create_future()
-                self._connection.update_reading()
-            await asyncio.shield(self._waiter)  # several tasks may wait
+            waiter: asyncio.Future[None] = self._connection.loop.create_future()
+            self._waiters = [*(each for each in self._waiters if not each.done()), waiter]
+            self._connection.update_reading()
+            await waiter
         if self._disconnected:
             self._view = None
             raise ClientDisconnectedError
