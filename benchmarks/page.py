@@ -354,7 +354,7 @@ OPERATION = (
         "the encoder, are short, so that rounds differ more than policies do. At eight times and loads 0.2 and 0.5 the "
         "classifier's batches took 28 and 11 per cent less CPU time than greedy's (predicted 29 and 28), and 7 per "
         "cent less and 8 per cent more than with the timeout found with hindsight; elsewhere 7 per cent less to 3 "
-        "per cent more than greedy's. Solving again takes up to a fifth as much. The others saved nothing beyond the "
+        "per cent more than greedy's. Solving again adds up to a fifth. The others saved nothing beyond the "
         "intervals: the time of a batch grows with its size. By the model 14 bounds can be kept; seven were missed, "
         "four of these by greedy, too. Measured on 7967165; on 0073319 all of the classifier's were kept. [All "
         "cells](../benchmarks/records.md#saving-cpu-time-within-a-bound).",

@@ -70,7 +70,7 @@ class LearnedTimes:
         lengths = np.array(profile.lengths or (1,), float)
         chosen = np.linspace(0, len(lengths) - 1, min(len(lengths), _MOST_LENGTHS)).round().astype(np.intp)
         self._lengths = lengths[chosen]
-        self._places: dict[int, tuple[NDArray[np.intp], _Floats]] = {}  # by size
+        self._places: dict[int, tuple[NDArray[np.intp], _Floats]] = {}  # of batches without length, by size
         self._prior = self._covariance_of_nodes()
         self._ratios = np.ones(len(self._prior))
         self._covariance = self._prior.copy()
@@ -135,7 +135,7 @@ class LearnedTimes:
         return max(float(parts @ self._ratios[nodes]), _LEAST_RATIO)
 
     def _place(self, batch: ServedBatch) -> tuple[NDArray[np.intp], _Floats]:
-        """The nodes around a batch, each once, and their parts, which sum to 1; kept for batches without lengths."""
+        """The nodes around a batch, and their parts, which sum to 1; no node is named twice."""
         if batch.length is not None:
             return self._nodes(batch.size, batch.length)
         found = self._places.get(batch.size)
@@ -225,7 +225,7 @@ class LearnedTimes:
 
 
 def _between(grid: _Floats, value: float) -> dict[int, float]:
-    """The indices of the nodes around a value, and their parts; of one node where the grid has one."""
+    """The indices of the two nodes around a value, one in a grid of one, and their parts, which sum to 1."""
     last = len(grid) - 1
     if last == 0:
         return {0: 1.0}

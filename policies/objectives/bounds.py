@@ -113,7 +113,7 @@ def solve_within(
         mixed: whether two tables may be mixed.
         requests: number of requests simulated to evaluate a table of batch sizes in place of one of maximum ages.
         seed: seed of that simulation.
-        least_saving: share of the power that the ages of a table have to save; else it never waits.
+        least_saving: of `solve_ages`, for each of these largest batches; tables of batch sizes do not use it.
 
     Raises:
         UnreachableError: no policy keeps the bound.

@@ -16,7 +16,7 @@ from policies.solver.solver import Solution
 from policies.spec import Spec
 from policies.types import SpecError
 
-LEAST_SAVING = 0.02  # relative; less is no reason for a goal, for a longer bound, nor for waiting
+LEAST_SAVING = 0.02  # relative; a smaller saving does not justify a goal, a longer bound or waiting
 _FACTORS = (1 / 8, 1 / 4, 1 / 2, 2, 4, 8)  # factors of w2 other than 1, for which tables are solved
 _STEP = 1.35  # ratio of neighbouring loads in the tables for those factors
 _CACHED = 64  # tables of this process: devices of one kind have the same profile at the start
@@ -31,7 +31,8 @@ def solved_table(spec: Spec, profile: Profile, loads: Sequence[float] = ()) -> P
         profile: the device, for batches of the lengths that arrive.
         loads: ascending, for a spec with a bound; empty for the whole grid.
 
-    Where waiting saves less than 2 per cent at a load, which is less than a profile is accurate, its row never waits.
+    A row of maximum ages never waits where waiting saves less than 2 per cent, which is within the accuracy of a
+    profile, if the bound is then kept.
     Service times that vary by a tenth or more, as they do on a busy CPU, are solved as gamma distributed.
     """
     key, value = weight_of(spec)

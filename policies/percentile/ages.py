@@ -18,7 +18,8 @@ it is twice the largest limit, or the longest service time, old.
 the next prices, whose table is added, until the program's value and the lower bound agree (column generation). With one
 bound this is the search along the tangents of the frontier of power and late requests. The tables are thresholds
 tau(n) of the regions. The result is one table, or two of them mixed with the probability that meets the bounds exactly,
-drawn once for each launch. Where less than a given share is saved by waiting, it is the table that never waits.
+drawn once for each launch. Where waiting saves less than a given share, it is the table that never waits, if that keeps
+the bounds.
 """
 
 from collections.abc import Iterator, Sequence
@@ -150,8 +151,8 @@ def solve_ages(
         problem: the system; its weights only count in the gain of the result.
         bounds: the bounds.
         mixed: whether two tables may be mixed.
-        least_saving: share of the power that waiting has to save; else the table that never waits is returned, if it
-            keeps the bounds.
+        least_saving: where waiting saves less than this share of the power, the table that never waits is returned, if
+            it keeps the bounds. Fewer requests than the smallest batch always wait.
 
     Raises:
         SpecError: the load is 1 or more, or the problem or a bound is malformed.
@@ -174,8 +175,7 @@ class _Search:
         self._known: list[_Evaluated] = []
         region = np.ones((ages.model.max_batch_size, len(ages.ages)), dtype=np.bool_)
         region[: ages.model.min_batch_size - 1] = False
-        at_once = self._evaluated(region)
-        self._at_once = Table(_thresholds(region)[1], at_once.chain, at_once.average)
+        self._evaluated(region)
 
     def run(self) -> None:
         """Find tables until a mix of two is within `_GAP` of the lower bound."""
@@ -233,10 +233,7 @@ class _Search:
         for first in _thresholds(found.region):
             if any(np.array_equal(first, table.first) for table in self.tables):
                 continue
-            launches = np.arange(len(self.ages.ages)) >= first[:, None]
-            same = np.array_equal(launches, found.region)
-            evaluated = found if same else self._evaluated(launches)
-            self.tables.append(Table(first, evaluated.chain, evaluated.average))
+            self.tables.append(self._table(first, found))
 
     def _solve(self, prices: Floats) -> tuple[float, "_Evaluated"]:
         """Return the least cost, W, and its policy: policy iteration from the best one that is known."""
@@ -258,6 +255,12 @@ class _Search:
             best, gain = found, cost
         return gain, best
 
+    def _table(self, first: Ints, found: "_Evaluated") -> Table:
+        """The table with these thresholds of a region."""
+        launches = np.arange(len(self.ages.ages)) >= first[:, None]
+        evaluated = found if np.array_equal(launches, found.region) else self._evaluated(launches)
+        return Table(first, evaluated.chain, evaluated.average)
+
     def _evaluated(self, region: Region) -> "_Evaluated":
         chain = chain_of(self.ages, region)
         self._known.append(_Evaluated(region, chain, *averages_of(self.ages, chain)))
@@ -267,7 +270,8 @@ class _Search:
     def best(self, mixed: bool, least_saving: float) -> tuple[Table, Table, float]:
         """Return the two tables of the best mix and the probability of the second; the first one keeps the bounds.
 
-        If no table keeps them, it is the nearest one, alone; if waiting saves less than this share, the one without.
+        If no table keeps them, it is the nearest one, alone. If the mix saves less than `least_saving` over the table
+        that never waits, and that keeps the bounds, it is that one, alone.
         """
         inside = [table for table in self.tables if self.kept(table)]
         if not inside:
@@ -278,8 +282,10 @@ class _Search:
         power, one, two = min(pairs, key=lambda pair: pair[0], default=(inf, alone, alone))
         if power >= alone.average[POWER]:
             power, one, two = float(alone.average[POWER]), alone, alone
-        if self.kept(self._at_once) and power > (1.0 - least_saving) * self._at_once.average[POWER]:
-            return self._at_once, self._at_once, 0.0
+        if least_saving > 0.0:
+            at_once = self._table(_thresholds(self._known[0].region)[1], self._known[0])
+            if self.kept(at_once) and power > (1.0 - least_saving) * at_once.average[POWER]:
+                return at_once, at_once, 0.0
         return one, two, 0.0 if one is two else self._probability(one, two)
 
     def _pairs(self, inside: Sequence[Table]) -> Iterator[tuple[Table, Table]]:

@@ -161,7 +161,7 @@ class HttpCall(RequestContext):
     @property
     def awaits_body(self) -> bool:
         """Whether the handler waits for more of the body."""
-        return bool(self._waiters)
+        return any(not each.done() for each in self._waiters)
 
     def place(self) -> memoryview | None:
         """Return the memory for the next bytes of the body; None if they are to be passed to `add`."""

@@ -225,6 +225,16 @@ def test_where_waiting_saves_too_little_no_request_waits_unless_the_bound_needs_
     assert at_once.power_lower_bound == pytest.approx(cheapest.power_lower_bound)
 
 
+def test_fewer_requests_than_the_smallest_batch_wait_whatever_that_saves() -> None:
+    problem = replace(at_load(0.3, 16), min_batch_size=4)
+    found, kept = solve_ages(problem, within(60.0, 0.5), least_saving=0.99)
+    assert kept
+    ages = found.max_ages.max_age
+    assert min(ages[1:4]) == np.inf
+    assert set(ages[4:]) == {0.0}
+    assert found.power_lower_bound <= found.mean_power + 1e-9
+
+
 def test_a_table_that_waits_is_used_whatever_it_saves_where_the_one_without_is_late() -> None:
     problem = at_load(0.7)
     greedy = averages(build_age_model(problem, (0.005,)), [0] * 32)

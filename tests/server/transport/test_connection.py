@@ -390,6 +390,30 @@ def test_a_client_that_closes_its_sending_side_has_left() -> None:
     assert left == [True]
 
 
+def test_of_several_tasks_that_wait_for_a_body_one_may_be_cancelled() -> None:
+    waiting_now, bodies = asyncio.Event(), list[bytes]()
+
+    async def several(scope: Scope, receive: Receive, send: Send) -> None:
+        tasks = [asyncio.ensure_future(receive()) for _ in range(2)]
+        await asyncio.sleep(0)  # both wait
+        tasks[0].cancel()
+        waiting_now.set()
+        bodies.append((await tasks[1])["body"])
+        await answer(send, b"{}")
+
+    async def run_client() -> None:
+        async with listening(SHORT, several) as connect:
+            reader, writer = await connect()
+            writer.write(POST % 3)
+            await waiting_now.wait()
+            writer.write(b"abc")
+            assert (await reader.readline()).split()[1] == b"200"
+            writer.close()
+
+    run(run_client())
+    assert bodies == [b"abc"]
+
+
 def test_a_client_that_reads_slowly_is_disconnected_after_the_limit_for_the_whole_response() -> None:
     ended = list[bool]()
 
