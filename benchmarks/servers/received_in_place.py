@@ -4,12 +4,10 @@ The kernel copies the body into a buffer that exists already. There are no limit
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import httptools
-
-from benchmarks.servers.trivial_batcher import Batcher
 
 _HEAD_BYTES = 4096
 _BODY_BYTES = 1 << 18
@@ -31,12 +29,12 @@ class ReceivedInPlace(asyncio.BufferedProtocol):
     """One connection of the trivial batcher.
 
     Attributes:
-        service_times: of the batches, as the Batcher takes them.
+        start_batcher: on an event loop; its `submit` takes a body, and what is called with the size of its batch.
     """
 
-    service_times: ClassVar[Sequence[float] | None] = None
+    start_batcher: ClassVar[Callable[[asyncio.AbstractEventLoop], Any]]
 
-    _batcher: Batcher | None = None
+    _batcher: Any = None
     _buffers: list[memoryview] = []  # free ones, the most recently used one last
 
     def __init__(self, server_state: Any, **_: Any) -> None:
@@ -50,7 +48,7 @@ class ReceivedInPlace(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the batcher with the first connection."""
         if ReceivedInPlace._batcher is None:
-            ReceivedInPlace._batcher = Batcher(asyncio.get_running_loop(), self.service_times)
+            ReceivedInPlace._batcher = ReceivedInPlace.start_batcher(asyncio.get_running_loop())
         self._transport = transport
         self._connections.add(self)
 

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from benchmarks.peer_servers.emulated_batch import EmulatedBatches
+from benchmarks.servers.received_in_place import ReceivedInPlace
 
 MAX_BATCH_SIZE = 32
 Answer = Callable[[int], None]
@@ -103,7 +104,6 @@ def main() -> None:
     """Serve until the process is ended."""
     import uvicorn
 
-    from benchmarks.servers.received_in_place import ReceivedInPlace
     from policies.profile import load_profile
 
     parser = argparse.ArgumentParser(description=__doc__)
@@ -113,8 +113,8 @@ def main() -> None:
         "--profile", help="of the device that received-in-place emulates (default: batches take no time)"
     )
     chosen = parser.parse_args()
-    if chosen.profile is not None:
-        ReceivedInPlace.service_times = load_profile(chosen.profile).service_times
+    times = None if chosen.profile is None else load_profile(chosen.profile).service_times
+    ReceivedInPlace.start_batcher = lambda loop: Batcher(loop, times)
     http: Any = "httptools" if chosen.http == "uvicorn" else ReceivedInPlace
     options: dict[str, Any] = {"lifespan": "off", "access_log": False, "log_level": "error", "date_header": False}
     uvicorn.run(AsgiApplication(), http=http, loop="uvloop", port=chosen.port, server_header=False, **options)
