@@ -345,6 +345,7 @@ class Inference:
 
         Raises:
             RejectedError: it may not.
+            UnavailableError: no device can serve it now.
         """
         if name not in self.pipelines:
             self.fleet.check_loaded(name)
@@ -357,6 +358,7 @@ class Inference:
 
         Raises:
             RejectedError: they cannot.
+            UnavailableError: no device can serve them now.
         """
         pipeline = self.pipelines.get(name)
         if pipeline is not None:
@@ -374,7 +376,7 @@ class Inference:
         Raises:
             BadInputError: it cannot be decompressed.
             TooLargeError: it is over the limit.
-            RejectedError: there is no room in the queue for another request, or in the memory budget for the body.
+            RejectedError: there is no room in the memory budget for the body, or for a compressed one in the queue.
             ExpiredError: the client's timeout has passed.
             ClientDisconnectedError: the client closed the connection, or took too long.
         """

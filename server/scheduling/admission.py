@@ -1,4 +1,4 @@
-"""Admission control: calls are rejected when the queue is full, or when their answer would come too late."""
+"""Criteria of admission control, which `Dispatcher.check_room` applies: a full queue, or a late answer."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass

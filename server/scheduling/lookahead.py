@@ -1,4 +1,7 @@
-"""Lookahead: while a batch runs, the policy's decision for its end is kept ready, so that the device need not wait."""
+"""Lookahead: while a batch runs, the policy's decision for its end is kept ready, so that the device need not wait.
+
+That launch is offered to the device in a `Standby`, from which it is taken at the end, or withdrawn before.
+"""
 
 import asyncio
 import logging

@@ -1,4 +1,7 @@
-"""What is known of a device's queue: its length, the age of its requests, and the measured arrival rates."""
+"""What is known of a device's queue: its length, the age of its requests, and the measured arrival rates.
+
+For metrics, pages and the controller; a policy gets the rates in its `State`.
+"""
 
 from collections.abc import Callable, Mapping
 

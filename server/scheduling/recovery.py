@@ -2,9 +2,9 @@
 
 A batch that does not fit the device's memory is halved until it does. A batch that raises, or whose outputs are not
 finite, is bisected down to the failing samples. A batch whose model's process died is run again first, since something
-else may have killed it, and so is a request alone. Of two batches that were known to the process, the second is
-recovered after the first in the same way, or still waits if it was not begun. If the device is lost or unavailable,
-recovery ends with its exception.
+else may have killed it, and so is a request alone. A batch that it had taken from the standby is recovered in the same
+way, after the one in service; one that it had not taken still waits. If the device is lost or unavailable, recovery
+ends with its exception.
 """
 
 import asyncio
@@ -106,7 +106,7 @@ class Deaths:
         self._instants.clear()
 
     async def count(self, error: WorkerDiedError, now: float) -> None:
-        """Count a death at an instant, s, and wait longer after each; once for all batches that it ended.
+        """Count a death at an instant, s, and wait longer after each; two batches that it ended count once.
 
         Raises:
             WorkerDiedError: this one; there were five in a minute, so the device is lost.
