@@ -28,9 +28,10 @@ from policies.types import SpecError
 
 _CACHED = 32  # policies that were set
 _RAISED = 3  # the process's exit code if its result is an exception
-_NICENESS = 19  # threads of a model on the CPU wait for each other, so that little other work delays all of them
+_OWN = 19  # niceness: threads of a model on the CPU wait for each other, so that little other work delays all of them
+_ASKED = 5  # the same for a policy that an operator waits for, which 19 would delay for minutes on a busy CPU
 _GROUP = "/proc/self/autogroup"  # of the session, in which alone a niceness counts
-_turn = threading.Lock()  # one such process at a time, whatever the number of devices
+_turns = {niceness: threading.Lock() for niceness in (_OWN, _ASKED)}  # one such process of each, for all devices
 
 
 def choose_in_process(text: str, profile: Profile, defaults: Mapping[str, str]) -> ModelPolicy:
@@ -87,12 +88,12 @@ def _without_solver(chosen: ModelPolicy) -> ModelPolicy:
 @lru_cache(_CACHED)
 def _choose(text: str, profile: Profile, defaults: tuple[tuple[str, str], ...]) -> bytes:
     """Return the pickled policy, of which each device needs a monitor of its own."""
-    return _call(text, partial(choose, margin_share=FIRST_MARGIN), text, profile, dict(defaults))
+    return _call(text, partial(choose, margin_share=FIRST_MARGIN), text, profile, dict(defaults), niceness=_ASKED)
 
 
-def _call(spec: str, function: Callable[..., Any], *arguments: Any) -> bytes:
-    """Return the pickled result of a call that is made in a process."""
-    with _turn, _start() as process:
+def _call(spec: str, function: Callable[..., Any], *arguments: Any, niceness: int = _OWN) -> bytes:
+    """Return the pickled result of a call that is made in a process of this niceness."""
+    with _turns[niceness], _start(niceness) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -111,18 +112,18 @@ def _call(spec: str, function: Callable[..., Any], *arguments: Any) -> bytes:
     return result
 
 
-def _start() -> subprocess.Popen[bytes]:
+def _start(niceness: int) -> subprocess.Popen[bytes]:
     """Start the process."""
-    command = [sys.executable, "-c", program()]
+    command = [sys.executable, "-c", program(niceness)]
     return subprocess.Popen(  # noqa: S603  (this module)
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
     )
 
 
-def program() -> str:
+def program(niceness: int) -> str:
     """Return the source of the process's program, which imports from the same folders as the calling process."""
-    group = f"os.path.exists({_GROUP!r}) and open({_GROUP!r}, 'w').write('{_NICENESS}')"
-    nice = f"import os, sys; os.nice({_NICENESS}); {group}"  # before the imports, which take most of the time
+    group = f"os.path.exists({_GROUP!r}) and open({_GROUP!r}, 'w').write('{niceness}')"
+    nice = f"import os, sys; os.nice({niceness}); {group}"  # before the imports, which take most of the time
     return f"{nice}; sys.path[:] = {sys.path!r}; import batchwright.commands; from {__name__} import main; main()"
 
 

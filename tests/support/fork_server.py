@@ -286,13 +286,13 @@ class _Solver:
     It is forked by the process that has forked the server, because many threads run in a server.
     """
 
-    def __init__(self, imported: Sequence[str]) -> None:
+    def __init__(self, imported: Sequence[str], niceness: int) -> None:
         theirs, ours = os.pipe()
         self.stdin = os.fdopen(ours, "wb")
         ours, out = os.pipe()
         self.stdout = os.fdopen(ours, "rb")
         self._server = _ForkServer(*imported)
-        self._process = self._server.start(("-c", solver_process.program()), dict(os.environ), out, 2, theirs)
+        self._process = self._server.start(("-c", solver_process.program(niceness)), dict(os.environ), out, 2, theirs)
         os.close(theirs)
         os.close(out)
 

@@ -70,7 +70,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Fork]:
     """The processes that are started, which are forks."""
     found = list[Fork]()
 
-    def start() -> Fork:
+    def start(_: int) -> Fork:
         found.append(Fork())
         return found[-1]
 
@@ -183,6 +183,22 @@ def test_a_process_that_failed_is_started_again(started: list[Fork]) -> None:
         with pytest.raises(RuntimeError):
             choose_in_process("smdp:w2=0", broken, {})
     assert len(started) == 2
+
+
+def test_a_policy_that_is_waited_for_is_solved_at_a_higher_priority_than_the_servers_own_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started, start = list[str](), solver_process._start
+
+    def noted(niceness: int) -> "subprocess.Popen[bytes]":
+        started.append(solver_process.program(niceness))
+        return start(niceness)
+
+    monkeypatch.setattr(solver_process, "_start", noted)
+    chosen = choose_in_process(LONG, P4, {})
+    solve_again_in_process(chosen, P4, 1.0, 0.0)
+    asked, own = (int(text.partition("os.nice(")[2].partition(")")[0]) for text in started)
+    assert 0 < asked < own
 
 
 def test_what_the_solver_prints_is_not_taken_for_its_result(
