@@ -34,6 +34,8 @@ def solved_anew() -> None:
 class Fork:
     """A process forked from this one instead of a new Python, with the part of subprocess.Popen that is needed here."""
 
+    niceness: int
+
     def __init__(self) -> None:
         """Fork, and run what a new process would."""
         calls, results = os.pipe(), os.pipe()
@@ -70,8 +72,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Fork]:
     """The processes that are started, which are forks."""
     found = list[Fork]()
 
-    def start(_: int) -> Fork:
+    def start(niceness: int) -> Fork:
         found.append(Fork())
+        found[-1].niceness = niceness
         return found[-1]
 
     monkeypatch.setattr(solver_process, "_start", start)
@@ -186,18 +189,10 @@ def test_a_process_that_failed_is_started_again(started: list[Fork]) -> None:
 
 
 def test_a_policy_that_is_waited_for_is_solved_at_a_higher_priority_than_the_servers_own_work(
-    monkeypatch: pytest.MonkeyPatch,
+    started: list[Fork],
 ) -> None:
-    started, start = list[str](), solver_process._start
-
-    def noted(niceness: int) -> "subprocess.Popen[bytes]":
-        started.append(solver_process.program(niceness))
-        return start(niceness)
-
-    monkeypatch.setattr(solver_process, "_start", noted)
-    chosen = choose_in_process(LONG, P4, {})
-    solve_again_in_process(chosen, P4, 1.0, 0.0)
-    asked, own = (int(text.partition("os.nice(")[2].partition(")")[0]) for text in started)
+    solve_again_in_process(choose_in_process(LONG, P4, {}), P4, 1.0, 0.0)
+    asked, own = (each.niceness for each in started)
     assert 0 < asked < own
 
 
