@@ -29,7 +29,7 @@ from policies.types import SpecError
 _CACHED = 32  # policies that were set
 _RAISED = 3  # the process's exit code if its result is an exception
 _OWN = 19  # niceness: threads of a model on the CPU wait for each other, so that little other work delays all of them
-_ASKED = 5  # the same for a policy that an operator waits for, which 19 would delay for minutes on a busy CPU
+_ASKED = 5  # the same for a policy that an operator waits for, which a busy CPU would hardly run at 19
 _GROUP = "/proc/self/autogroup"  # of the session, in which alone a niceness counts
 _turns = {niceness: threading.Lock() for niceness in (_OWN, _ASKED)}  # one such process of each, for all devices
 
