@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 EXAMPLES := $(VENV)/.examples
 EXTRAS ?= [dev]
 TORCH  ?= "torch>=2.11,<2.14"
-TEST_PROCESSES ?= $(shell expr $$(nproc) + 2)
+TEST_PROCESSES ?= $(shell expr $$(nproc) + 1)
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -37,7 +37,7 @@ serve: $(STAMP)  ## serve GoogLeNet on http://127.0.0.1:8000 with the automatic 
 example: $(EXAMPLES)  ## the same with a classifier whose weights are a package: true answers without pytorch.org
 	$(BIN)/serve-model classifier=examples/image_classifier/classifier.py:Classifier
 
-# Many tests wait for servers, so that more processes than processors are faster. A test that fails then runs once more,
+# Some tests wait for servers, so that one process more than processors is fastest. A test that fails then runs once more,
 # alone: only a failure without such neighbours fails the target. The first report stays on the screen, to be repaired.
 # Compiled modules are kept: hundreds of processes would compile them again.
 test test-all: export PYTHONDONTWRITEBYTECODE =

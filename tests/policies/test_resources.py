@@ -116,7 +116,8 @@ def test_cpu_times_are_refitted_where_they_are_saved() -> None:
     assert refit.profile.costs == pytest.approx([2.0 * t for t in CPU_TIMES], rel=0.15)
 
 
-def test_a_weight_for_busy_time_is_not_one_for_cpu_time() -> None:
+def test_a_weight_for_busy_time_is_not_one_for_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("policies.objectives.solving.default_loads", lambda: [0.3, 0.7])
     assert choose("smdp:slo_p95_ms=70", BUSY).weighs_costs
     assert not choose("smdp:w2=5", BUSY).weighs_costs, "its unit would change when CPU times become known"
     assert choose("smdp:w2=5", CPU).weighs_costs

@@ -184,6 +184,12 @@ def test_a_margin_does_not_solve_for_less_than_twice_the_time_of_one_request(cho
     assert tight.table.bound == {"slo_p95_ms": 3.0}
 
 
+@pytest.fixture
+def _two_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("policies.objectives.solving.default_loads", lambda: [0.3, 0.7])
+
+
+@pytest.mark.usefixtures("_two_loads")
 @pytest.mark.parametrize("bound", ["slo_p95_ms=12", "slo_share=12:0.9"])
 def test_a_policy_can_begin_with_a_margin(bound: str) -> None:
     begun, inside = choose(f"smdp:{bound}", SMALL, margin_share=0.5), choose(f"smdp:{bound.replace('12', '6')}", SMALL)
@@ -195,6 +201,7 @@ def test_a_policy_can_begin_with_a_margin(bound: str) -> None:
     assert begun.parameters == choose(f"smdp:{bound}", SMALL).parameters
 
 
+@pytest.mark.usefixtures("_two_loads")
 @pytest.mark.parametrize("spec", ["smdp:slo_p95_ms=12,policy_form=batch-size", "smdp:slo_mean_ms=12", "greedy"])
 def test_policies_without_ages_begin_without_a_margin(spec: str) -> None:
     begun = choose(spec, SMALL, margin_share=0.5)
@@ -202,6 +209,7 @@ def test_policies_without_ages_begin_without_a_margin(spec: str) -> None:
     assert begun.table == choose(spec, SMALL).table
 
 
+@pytest.mark.usefixtures("_two_loads")
 def test_the_margin_of_padded_inputs_is_not_limited_by_the_time_of_the_longest() -> None:
     lines = Profile("lines", (1.0, 1.1), lengths=(1, 1000), length_service_times=((0.001, 1.0), (0.0011, 1.1)))
     begun = choose("smdp:slo_p95_ms=1500", lines, margin_share=0.5)

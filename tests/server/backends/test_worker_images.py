@@ -21,6 +21,8 @@ from server.workers.worker import shared_memory
 
 NAME, STAGES = "resnet18", 4
 
+pytestmark = pytest.mark.slow  # to start the worker
+
 
 @pytest.fixture(scope="module")
 def device() -> Iterator[WorkerDevice]:
@@ -57,7 +59,6 @@ def is_close(outputs: Sequence[Any], expected: np.ndarray) -> bool:
     return bool(np.abs(np.stack(outputs) - expected).max() < 1e-4 * np.abs(expected).max())
 
 
-@pytest.mark.slow
 def test_samples_are_in_shared_memory_and_logits_are_those_of_this_process(
     executor: ThreadExecutor, samples: list[np.ndarray], expected: np.ndarray
 ) -> None:
@@ -104,7 +105,6 @@ def test_the_next_stage_can_be_the_standby_of_the_one_before(
     assert is_close(outputs, expected)
 
 
-@pytest.mark.slow
 def test_after_a_death_between_two_stages_the_batch_begins_again(
     executor: ThreadExecutor, device: WorkerDevice, samples: list[np.ndarray], expected: np.ndarray
 ) -> None:

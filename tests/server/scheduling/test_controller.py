@@ -226,6 +226,7 @@ def at_most(size: int) -> Callable[[list[Any]], list[Any]]:
     return fault
 
 
+@pytest.mark.slow
 def test_maximum_ages_are_solved_for_a_smaller_bound_until_the_percentile_is_kept_over_http(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -364,6 +365,7 @@ def test_a_failed_solution_for_a_rate_is_not_tried_again_at_once(monkeypatch: py
     assert asked == [pytest.approx(0.5 * few.capacity)]
 
 
+@pytest.mark.slow
 def test_without_overhead_maximum_ages_become_nearly_as_solved_for_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("policies.objectives.solving.default_loads", lambda: [0.5])
     few = P4.truncated(8)
@@ -378,8 +380,8 @@ def test_a_margin_shrinks_only_where_larger_batches_save(
     monkeypatch: pytest.MonkeyPatch, share_of_fixed_energy: float, shrinks: bool
 ) -> None:
     monkeypatch.setattr("policies.objectives.solving.default_loads", lambda: [0.5])
-    few = P4.truncated(8)
-    energies = tuple(0.02 * b + 0.02 * share_of_fixed_energy for b in range(1, 9))
+    few = P4.truncated(4)
+    energies = tuple(0.02 * b + 0.02 * share_of_fixed_energy for b in range(1, 5))
     few = replace(few, energies=energies)
     executor = ChangingExecutor(few, few, inf)
     executor.assumed = few

@@ -196,8 +196,9 @@ def test_a_policy_that_is_waited_for_is_solved_at_a_higher_priority_than_the_ser
     assert 0 < asked < own
 
 
+@pytest.mark.usefixtures("started")
 def test_what_the_solver_prints_is_not_taken_for_its_result(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    assert pickle.loads(solver_process._call(LONG, print, "printed")) is None
+    assert pickle.loads(solver_process._call(LONG, os.write, 1, b"printed\n")) == len("printed\n")
     assert capfd.readouterr().err == "printed\n"
