@@ -76,7 +76,8 @@ def report_table(content: Report, objective: RunObjective) -> Table:
     values: Mapping[str, Any] = {**content}
     for key, (label, unit) in ROWS.items():
         if values.get(key) is not None and (key != "cost" or objective.w2):
-            grid.add_row(label, figure(values[key]), unit)
+            bound = f" of {1e3 * objective.slo:g} ms" if key.startswith("slo_") else ""
+            grid.add_row(f"{label}{bound}", figure(values[key]), unit)
     return grid
 
 

@@ -18,6 +18,7 @@ from server.backends.executor import Batch
 from server.backends.tensor_device import TensorDevice
 from server.cli import app as serve_model
 from server.models.sources import TensorSource
+from server.models.tensors.codec import TensorCodec
 from tests.support.reference import PAGE, reference
 
 ROOT = Path(__file__).parent.parent
@@ -91,6 +92,19 @@ def test_the_model_answers_as_documented() -> None:
     answer = model.run(**{key: np.array([value], np.float32) for key, value in json.loads(inputs).items()})
     assert {key: value[0].tolist() for key, value in answer.items()} == json.loads(outputs)
     assert {key: value.shape[1:] for key, value in answer.items()} == {k: t.shape for k, t in model.outputs.items()}
+
+
+def test_the_model_with_bodies_of_its_own_answers_as_documented() -> None:
+    page = (ROOT / "docs" / "your-own-model.md").read_text().partition("## Bodies of your own")[2]
+    defined: dict[str, Any] = {}
+    exec(page.split("```python\n")[1].split("```")[0], defined)
+    found = re.search(r"--data '(.*)'\n\n.*?\"outputs\":({.*?})", page)
+    assert found is not None
+    codec = TensorCodec(defined["Feedback"]())
+    device = TensorDevice(codec.model, "cpu")
+    device.load()
+    outputs = device.serve(Batch("feedback", codec.from_body(found[1].encode(), "text/plain").read()))
+    assert codec.model.render(outputs[0]) == json.loads(found[2])
 
 
 def test_the_exported_files_of_your_own_model_answer_as_its_class(

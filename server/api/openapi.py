@@ -150,7 +150,7 @@ def add_predict(app: FastAPI) -> None:
     body = {**files, "multipart/form-data": form, **json_content(schemas.TensorCall)}
     for path, parameters in (("/predict", [TIMEOUT]), ("/predict/{model}", [MODEL, TIMEOUT])):
         route = documented(
-            "Serve one sample: the response has the most probable classes, or the outputs",
+            "Serve one sample: the response has the most probable classes, the outputs, or what `render` returned",
             schemas.Prediction | schemas.Outputs,
             INFERENCE_ERRORS,
             parameters=parameters,

@@ -100,7 +100,7 @@ def _pairs(model: ServedModel) -> Iterator[tuple[_Row, _Row, bool]]:
 
 def _reversed(sample: _Row) -> _Row:
     """The sample with its values in the reverse order."""
-    return {name: np.flip(array) for name, array in sample.items()}
+    return {name: np.asarray(np.flip(array), array.dtype) for name, array in sample.items()}
 
 
 def _faint(sample: _Row) -> _Row:

@@ -144,6 +144,16 @@ class Names(Model):
         return {"y": [[b" ".join(x[:, 0])]] * len(x)}
 
 
+class Scalars(Model):
+    """Measures texts without a dimension."""
+
+    inputs = {"x": Tensor("BYTES")}
+    outputs = {"y": Tensor("INT64")}
+
+    def run(self, x: Any) -> dict[str, Any]:
+        return {"y": np.array([len(text) for text in x])}
+
+
 class Ids(Names):
     """Reads the objects of typical texts, and concatenates them."""
 
@@ -181,7 +191,9 @@ def check(model: Model, largest: int = 8) -> bool:
 
 
 @pytest.mark.parametrize(
-    "model", [Rows(), Detections(), Tokens(), NearlyTheSame(), Zeros(), Large()], ids=lambda each: type(each).__name__
+    "model",
+    [Rows(), Detections(), Tokens(), NearlyTheSame(), Zeros(), Large(), Scalars()],
+    ids=lambda each: type(each).__name__,
 )
 def test_models_whose_rows_follow_their_samples_pass(model: Model, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
