@@ -73,6 +73,15 @@ def _text(value: object) -> str | None:
     return None if value is None else str(value)
 
 
+def _threads(value: object) -> object:
+    """The text of an integer, which YAML makes of 3, and by base 60 also of 3:1 without quotes."""
+    if type(value) is not int:
+        return value
+    if value >= 60:
+        raise ValueError('give text, such as "3:1" in quotes')
+    return str(value)
+
+
 _Url = Annotated[str, AfterValidator(_url)]
 Meter = Annotated[str, StringConstraints(pattern=f"^({METERS})$")]
 _Words = Annotated[list[str], NoDecode, BeforeValidator(_split)]
@@ -143,10 +152,10 @@ class Settings(BaseSettings):
         description="networks of images on CUDA: auto (captured graphs of the fastest of several implementations), "
         "eager (captured graphs of the network as it is) or none (one operation after the other, without graphs)",
     )
-    threads: Annotated[str, Field(pattern=r"^[1-9]\d{0,3}:[1-9]\d{0,3}$")] | None = Field(
+    threads: Annotated[str, Field(pattern=r"^[1-9]\d{0,3}(:[1-9]\d{0,3})?$"), BeforeValidator(_threads)] | None = Field(
         None,
-        description="threads of a model on the CPU, and threads that decode, such as 3:1 (default: those of the "
-        "model are compared at start and while serving)",
+        description="threads of a model on the CPU, such as 3, or these and the threads that decode, 3:1 (default: "
+        "those of the model are compared at start and while serving)",
     )
     pipeline_processes: int = Field(
         1, ge=1, le=64, description="processes of each pipeline, FILE.py:CLASS with a Pipeline"
@@ -286,7 +295,8 @@ class Settings(BaseSettings):
     @property
     def decoding_threads(self) -> int | None:
         """Threads that decode; None for the defaults."""
-        return None if self.threads is None else int(self.threads.partition(":")[2])
+        decoding = (self.threads or "").partition(":")[2]
+        return int(decoding) if decoding else None
 
     @property
     def specs(self) -> dict[str, str]:
@@ -581,6 +591,8 @@ def _message(error: ErrorDetails, names: Mapping[str, str]) -> str:
     if str(value).startswith(("tcp://", "udp://")):
         given += f", one of those that {_SERVICE_LINKS}"
     reason = error["msg"].removeprefix("Value error, ").removeprefix("Input ").partition(", unable to parse")[0]
+    if error["type"] == "string_pattern_mismatch":
+        reason = f"give a value for: {Settings.model_fields[str(error['loc'][0])].description}"
     return f"{location}: {reason}{given}"
 
 

@@ -13,7 +13,7 @@ from policies.cpus import available_cpus
 from server.api.inference import Inference
 from server.app.backend import Backend, ProfileSource, executor_between, sample_alone, synthetic_batches
 from server.backends.executor import Batch, uploaded
-from server.backends.worker_device import WorkerDevice
+from server.backends.worker_device import WorkerDevice, more_threads_pay
 from server.errors import BatchTimeoutError, one_line
 from server.scheduling.dispatcher import Dispatcher
 
@@ -27,7 +27,7 @@ _THREADS_AGE = 300.0  # s after which the threads are compared again in any case
 _CHANGED = 1.5  # relative change of service times with which they are compared again
 _SETTLED = 15.0  # s after a comparison in which that time is learned with the threads in use
 _TRIALS = 3  # of each number of threads, of which the median counts
-_FEWER, _MORE = 1.5, 1.1  # time with the number in use over that with fewer or more, from which those are used
+_FEWER = 1.5  # time with the number in use over that with fewer, from which those are used
 _LONGEST_REST = 1.0  # s after a trial, so that a device that is slowed down many times is not left so for minutes
 
 _T = TypeVar("_T")
@@ -195,14 +195,14 @@ async def _between(backend: Backend, model: str, work: Callable[[], _T]) -> _T:
 def better_threads(times: Mapping[int, Sequence[float]], present: int) -> int:
     """The number of threads to use, by the median times of each, s.
 
-    Fewer are used if the present number takes 1.5 times as long, more if it takes 1.1 times as long: a processor that
-    other work takes for a moment should not be given up. Each change is to a faster number, so that the same times
+    Fewer are used if the present number takes 1.5 times as long: a processor that other work takes for a moment should
+    not be given up. More are used if `more_threads_pay`. Each change is to a faster number, so that the same times
     never lead back.
     """
     medians = {count: median(each) for count, each in times.items()}
     worth = {
         count: medians[present] / time
         for count, time in medians.items()
-        if medians[present] > (_FEWER if count < present else _MORE) * time
+        if (medians[present] > _FEWER * time if count < present else more_threads_pay(medians[present], time))
     }
     return max(worth, key=lambda count: worth[count], default=present)

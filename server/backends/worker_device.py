@@ -23,9 +23,17 @@ from server.workers.standby import StandbyMemory
 from server.workers.worker import Lane, ModelWorker, WorkerProcess, shared_memory
 
 _log = logging.getLogger("batchwright.model")
-_WORTH = 1.1  # time with one processor left free, over that with all, up to which it is left free
 _TRIALS = 3  # of each number of threads, of which the fastest counts
 _LARGE = 2**18  # bytes of inputs, which a thread sends: copying more would delay the event loop
+
+
+def more_threads_pay(fewer: float, more: float) -> bool:
+    """Whether more threads are worth it, by the times of one request with fewer and with more of them, s.
+
+    They have to save a tenth of the time with them, and either a millisecond or half of that time: threads wait for
+    each other, and where another process has a processor, such a wait takes milliseconds.
+    """
+    return fewer > max(1.1 * more, min(1.5 * more, more + 1e-3))
 
 
 class WorkerDevice:
@@ -57,7 +65,7 @@ class WorkerDevice:
         self._lane = BatchLane(self._worker.load(f"loading {self._name}", self._place, self._optimise))
 
     def choose_threads(self, batch: Batch, wanted: int | None) -> None:
-        """Use this many threads, or, if None, all processors if one less takes a tenth longer for a batch.
+        """Use this many threads, or, if None, all processors if `more_threads_pay`, else one less.
 
         Only for a model that uses torch on the CPU; those of others are as they were loaded.
         """
@@ -69,7 +77,7 @@ class WorkerDevice:
         times = {cpus - 1: math.inf, cpus: math.inf}
         for count in (cpus - 1, cpus) * _TRIALS:  # in turns, so that other work of a moment slows down both
             times[count] = min(times[count], self.time_with(count, batch))
-        self.use_threads(cpus - 1 if times[cpus - 1] <= _WORTH * times[cpus] else cpus)
+        self.use_threads(cpus if more_threads_pay(times[cpus - 1], times[cpus]) else cpus - 1)
         text = ", ".join(f"{1e3 * each:.3g} ms with {count}" for count, each in times.items())
         _log.info("%s: %d threads; one request alone takes %s", self._name, self.threads, text)
 

@@ -35,6 +35,8 @@ def test_flags_take_precedence_over_the_environment_over_the_file_over_defaults(
         ({"models": ["blend.onnx"]}, "", "'blend.onnx' has no name; write NAME=blend.onnx"),
         ({"models": ["a"], "queue_capacity": 0}, "", "^--queue-capacity: should be greater"),
         ({"models": ["a"], "w2": float("nan")}, "", "w2"),
+        ({"models": ["a"], "threads": "0"}, "", r"--threads: .*threads of a model .* such as 3, .* not '0'"),
+        ({"models": ["a"]}, "threads: 3:1\n", 'threads: give text, such as "3:1" in quotes'),
         ({"models": ["a"], "max_batch_size": 0, "port": -1}, "", "--max-batch-size.*; --port"),  # all errors together
         (
             {"models": ["a"], "header_timeout_s": 0, "body_timeout_s": "inf"},

@@ -16,6 +16,8 @@ from server.app.exploration import KnownTimes, better_threads, have_changed
         ({1: [75.0, 76.0, 78.0], 2: [50.0, 79.0, 80.0]}, 2, 2),  # other work of a moment,
         ({1: [19.0, 20.0, 21.0], 2: [12.0, 13.0, 120.0]}, 1, 2),  # it is free again
         ({1: [19.0, 20.0, 21.0], 2: [18.0, 28.0, 29.0]}, 2, 2),  # too little for a change
+        ({1: [0.9e-3, 1.0e-3, 1.1e-3], 2: [0.6e-3, 0.7e-3, 0.8e-3]}, 1, 1),  # a wait of the threads would take longer
+        ({1: [0.9e-3, 1.0e-3, 1.1e-3], 2: [0.5e-3, 0.6e-3, 0.8e-3]}, 1, 2),  # large batches gain more than a wait
     ],
 )
 def test_the_number_of_threads_changes_where_it_pays(times: dict[int, list[float]], present: int, better: int) -> None:

@@ -309,7 +309,7 @@ def test_errors_of_other_servers_are_found_before_anything_starts(tmp_path: Path
         assert "a server is named twice" in error(f"m={a.spec},{a.spec[4:]}")
         assert "is not the URL of a model; give NAME=oip:http://" in error(f"m={a.spec},")
         assert "leave out --stages" in error(f"m={a.spec}", stages=2)
-        assert "meter: String should match pattern" in error(f"m={a.spec}", meter="gpu")
+        assert "--meter: give a value for: energy meter of the server of an oip" in error(f"m={a.spec}", meter="gpu")
         assert "each of which would count all its energy: cpu, cpu" in error(f"m={a.spec}", f"n={b.spec}", meter="cpu")
         assert "unknown type of the sample 'x'" in error(f"m={a.spec}", sample=["x"])
         config = tmp_path / "server.yaml"

@@ -306,6 +306,10 @@ def test_the_threads_of_a_model_are_chosen_and_kept_in_the_next_process(
     monkeypatch.setattr("server.backends.worker_device.available_cpus", lambda: 40)
     device.choose_threads(one, None)
     assert used() == 39, "since all processors save little"
+    monkeypatch.setattr("server.backends.worker_device.available_cpus", lambda: 2)
+    monkeypatch.setattr(WorkerDevice, "time_with", lambda _, count, __: (1.0e-3, 0.7e-3)[count - 1])
+    device.choose_threads(one, None)
+    assert used() == 1, "since a third of a time this short is less than a wait of one thread for another"
     monkeypatch.setattr(WorkerDevice, "time_with", whole)
     device.choose_threads(one, 3)
     device.time_with(1, one)
