@@ -10,6 +10,7 @@ from policies.objectives.frontier import BOUNDS, ShareBound, UnreachableError
 from policies.objectives.table import PolicyTable, TableRow, default_loads, solve_table
 from policies.profile import Profile
 from policies.queue.lookup import ActionRow, Lookup, lookup, weighted
+from policies.sizing.length_aware import length_aware
 from policies.solver.distributions import measured_service
 from policies.solver.model import Problem
 from policies.solver.solver import Solution
@@ -119,7 +120,13 @@ def table_policy(table: PolicyTable, profile: Profile) -> Lookup:
             f"the policy file launches batches of {largest}, above the maximum {profile.max_batch_size} of "
             f"profile {profile.name!r}; solve it for this profile or raise --max-batch-size"
         )
-    return lookup([_row(row) for row in table.rows], min(table.max_batch_size, profile.max_batch_size))
+    policy = lookup([_row(row) for row in table.rows], min(table.max_batch_size, profile.max_batch_size))
+    return by_similar(policy, profile)
+
+
+def by_similar(policy: Lookup, profile: Profile) -> Lookup:
+    """The policy, whose batches are of requests of similar sizes where the profile has lengths."""
+    return replace(policy, similar=length_aware(profile)) if profile.varies_by_length else policy
 
 
 def _row(row: TableRow) -> ActionRow:

@@ -23,10 +23,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import sqrt
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 from policies.traits import ActionTable, control_limit_table
-from policies.types import Action, MaxAges, Mix, State, Wait, launch_oldest
+from policies.types import Action, Launch, MaxAges, Mix, State, Wait, launch_oldest
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,14 @@ class Weighting:
         return self.rows[bisect_right(self.boundaries, arrival_rate)]
 
 
+class Similar(Protocol):
+    """Chooses the requests of a batch by their sizes."""
+
+    def launch(self, state: State, largest: int) -> Launch:
+        """Launch the oldest waiting request with others of similar size, at most `largest` together."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Lookup:
     """Takes the action of the row whose arrival rate is nearest to the measured one.
@@ -80,6 +88,8 @@ class Lookup:
         weightings: ascending in factor, one of them with the factor 1 and these rows; empty if w2 is not adapted.
         ratios: ascending; weighting i + 1 is used from a ratio of mean rate to the row's rate of ratios[i] on.
         uses_slowdown: whether the row depends on the state's slowdown.
+        similar: where the row launches several requests, it chooses those that share the batch by their sizes, the
+            oldest one among them; None: the oldest ones share it.
     """
 
     depends_on_rate: ClassVar[bool] = True
@@ -91,6 +101,7 @@ class Lookup:
     weightings: Sequence[Weighting] = ()
     ratios: Sequence[float] = ()
     uses_slowdown: bool = False
+    similar: Similar | None = None
 
     def row(self, arrival_rate: float) -> ActionRow | None:
         """The row for this rate, 1/s; None below half the lowest."""
@@ -105,14 +116,18 @@ class Lookup:
             due = state.oldest.arrival + self._max_age(row.max_ages, state)
             if state.now < due:
                 return Wait(min(due, state.reevaluate_at))
-            largest = row.max_ages.largest(largest)
+            if self.similar is None:
+                largest = row.max_ages.largest(largest)
             row = None
         size = n if row is None else self._action(row, state)
         if size == 0:
             return Wait(state.reevaluate_at)
         if self.uses_slowdown and state.slowdown > 1.0:
             size = n
-        return launch_oldest(state, min(size, largest), largest)
+        size = min(size, largest)
+        if self.similar is not None and size > 1:
+            return self.similar.launch(state, size)
+        return launch_oldest(state, size, largest)
 
     def action_table(self, arrival_rate: float | None) -> ActionTable | None:
         """The row of this rate, with the factor 1; None for a table of maximum ages."""

@@ -5,13 +5,13 @@ from dataclasses import replace
 from functools import partial
 
 from policies.objectives.frontier import BOUNDS, ShareBound, parse_bound
-from policies.objectives.solving import solved_table, table_policy, weight_of, weighted_table_policy
+from policies.objectives.solving import by_similar, solved_table, table_policy, weight_of, weighted_table_policy
 from policies.objectives.table import load_table
 from policies.profile import Profile
 from policies.rules.by_level import limited_bulk, parse_weights, solve_for_shares
 from policies.rules.control_limit import greedy
-from policies.rules.length_aware import length_aware
 from policies.rules.rule import AdaptedPolicy, Built, Rule, SolvedPolicy
+from policies.sizing.length_aware import length_aware
 from policies.sizing.padded import of_mixed_lengths
 from policies.spec import Spec
 from policies.types import Policy, SpecError
@@ -62,9 +62,9 @@ def _solve(spec: Spec, profile: Profile) -> Built:
 
 def _solve_mixed(sizes: Sequence[float], spec: Spec, profile: Profile) -> SolvedPolicy:
     """The table for batches of requests whose lengths vary as these sizes, s, do."""
-    profile = of_mixed_lengths(profile, sizes)
-    table = solved_table(spec, profile)
-    return SolvedPolicy(weighted_table_policy(table, profile), table)
+    mixed = of_mixed_lengths(profile, sizes)
+    table = solved_table(spec, mixed)
+    return SolvedPolicy(by_similar(weighted_table_policy(table, mixed), profile), table)
 
 
 def _solve_auto(spec: Spec, profile: Profile) -> Built:

@@ -1,5 +1,6 @@
 """Length-aware batching: which requests share a batch, against all runs of neighbours, and in simulation."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -7,12 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.catalog import choose
+from policies.catalog import choose, solved_again
+from policies.planning.prediction import Traffic, predict
 from policies.planning.simulation import RequestSizes, Simulation
 from policies.profile import Profile
 from policies.queue.arrivals import poisson
-from policies.rules.length_aware import length_aware
-from policies.types import BatchKey, Launch, Request, State
+from policies.queue.lookup import ActionRow, Lookup, lookup
+from policies.sizing.length_aware import length_aware
+from policies.types import BatchKey, Launch, MaxAges, Request, State, Wait
 
 LENGTHS = (8, 32, 64, 128, 256)
 
@@ -104,5 +107,32 @@ def test_auto_serves_padded_inputs_where_greedy_diverges() -> None:
 
 def test_auto_with_a_goal_and_for_inputs_of_one_length_is_the_solved_table() -> None:
     assert choose("auto", PROFILES[0]).table is None
-    assert choose("auto", PROFILES[0], {"slo_p95_ms": "500"}).table is not None
+    bounded = choose("auto", PROFILES[0], {"slo_p95_ms": "500"})
+    assert bounded.table is not None
+    for policy in (bounded.unbounded, solved_again(bounded, PROFILES[0], margin=0.1, arrival_rate=50.0).unbounded):
+        assert isinstance(policy, Lookup)
+        assert policy.similar is not None
     assert choose("auto", Profile("p", (0.01, 0.012))).table is not None
+
+
+def test_a_solved_table_says_when_and_similar_lengths_who() -> None:
+    ages = MaxAges((0.0, 0.010, 0.004), max_batch_size=1)  # the largest batch that pays where all lengths are mixed
+    policy = replace(lookup([ActionRow(100.0, (0, 1), None, ages)], 8), similar=length_aware(PROFILES[0]))
+    waiting = [
+        Request(n, 1.0, size=PROFILES[0].service_time(1, length)) for n, length in enumerate((8.0, 256.0, 10.0, 256.0))
+    ]
+    assert policy.decide(State(1.001, waiting)) == Wait(1.004)
+    action = policy.decide(State(1.004, waiting))
+    assert isinstance(action, Launch)
+    assert [request.id for request in action.requests] == [0, 2]
+
+
+def test_a_bound_is_kept_at_rates_where_mixed_lengths_would_be_late() -> None:
+    profile = padded(0.005, 0.00006, 0.00014)
+    lengths = tuple(np.clip(np.random.default_rng(0).lognormal(4.0, 1.0, 500), 5, 256).tolist())
+    solved = choose("smdp:slo_p95_ms=120,max_wait_ms=inf", profile)
+    policy = solved.policy
+    assert isinstance(policy, Lookup)
+    both = solved, replace(solved, policy=replace(policy, similar=None))
+    similar, mixed = (predict({"m": Traffic(each, profile, 44.0, lengths)})["m"].within for each in both)
+    assert similar > 0.95 > mixed
