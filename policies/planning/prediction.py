@@ -52,6 +52,7 @@ class Prediction:
         p95: 95th percentile of it, s.
         batch_size: mean batch size.
         savings: what a goal would save at this rate; None where that is not known.
+        within: share of the requests that are answered within the objective of the policy; 1 without one.
         levels: mean and 95th percentile of each priority level that had requests, s; empty for one level.
     """
 
@@ -59,6 +60,7 @@ class Prediction:
     p95: float
     batch_size: float
     savings: Savings | None = None
+    within: float = 1.0
     levels: Mapping[int, tuple[float, float]] = field(default_factory=dict)
 
 
@@ -118,6 +120,7 @@ def predict(models: Mapping[str, Traffic], seed: int = 0) -> dict[str, Predictio
             savings(replace(served[model].chosen, profile=served[model].profile), served[model].rate)
             if alone
             else None,
+            served[model].chosen.slo,
         )
         for model, found in responses.items()
         if found
@@ -125,7 +128,11 @@ def predict(models: Mapping[str, Traffic], seed: int = 0) -> dict[str, Predictio
 
 
 def from_responses(
-    responses: Sequence[float], levels: Sequence[int], batch_size: float, saved: Savings | None = None
+    responses: Sequence[float],
+    levels: Sequence[int],
+    batch_size: float,
+    saved: Savings | None = None,
+    objective: float = inf,
 ) -> Prediction:
     """The figures of some requests.
 
@@ -134,10 +141,12 @@ def from_responses(
         levels: their priority levels; empty where the model has one.
         batch_size: mean batch size.
         saved: what a goal would save.
+        objective: of the response times, s.
     """
     times, of = np.array(responses), np.array(levels)
     by_level = {level: _mean_and_p95(times[of == level]) for level in np.unique(of).tolist()}
-    return Prediction(*_mean_and_p95(times), batch_size, saved, by_level)
+    within = float(np.mean(times <= objective))
+    return Prediction(*_mean_and_p95(times), batch_size, saved, within, by_level)
 
 
 def _mean_and_p95(times: NDArray[np.float64]) -> tuple[float, float]:

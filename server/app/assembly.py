@@ -172,6 +172,7 @@ def _dispatcher(backend: Backend, metrics: Metrics, tracing: "Tracing | None") -
     )
     dispatcher.policies.on_batch_size_reduced = controller.batch_size_reduced
     dispatcher.learned, dispatcher.latest_ratio = controller.learned, controller.latest_ratio
+    dispatcher.mean_rate = controller.mean_rate
     dispatcher.accounting.tracing = tracing
     for model, choice in dispatcher.chosen.items():
         metrics.policy(model, name, choice.name, choice.spec)

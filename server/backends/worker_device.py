@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +33,13 @@ def more_threads_pay(fewer: float, more: float) -> bool:
     each other, and where another process has a processor, such a wait takes milliseconds.
     """
     return fewer > max(1.1 * more, min(1.5 * more, more + 1e-3))
+
+
+class Cost(NamedTuple):
+    """Service time of a batch, and CPU time of the model's process for it, s."""
+
+    time: float
+    cpu_time: float
 
 
 class WorkerDevice:
@@ -76,7 +82,7 @@ class WorkerDevice:
             return
         times = {cpus - 1: math.inf, cpus: math.inf}
         for count in (cpus - 1, cpus) * _TRIALS:  # in turns, so that other work of a moment slows down both
-            times[count] = min(times[count], self.time_with(count, batch))
+            times[count] = min(times[count], self.time_with(count, batch).time)
         self.use_threads(cpus if more_threads_pay(times[cpus - 1], times[cpus]) else cpus - 1)
         text = ", ".join(f"{1e3 * each:.3g} ms with {count}" for count, each in times.items())
         _log.info("%s: %d threads; one request alone takes %s", self._name, self.threads, text)
@@ -89,16 +95,15 @@ class WorkerDevice:
         self.threads = count
         return True
 
-    def time_with(self, count: int, batch: Batch) -> float:
-        """Service time of a batch with this many threads, s; those in use stay. No other batch may run."""
+    def time_with(self, count: int, batch: Batch) -> Cost:
+        """What a batch costs with this many threads; those in use stay. No other batch may run."""
         assert self._lane is not None
         assert self.threads is not None
         self._lane.set_threads(count)  # `threads` stay: those of the next process if this one dies
         try:
-            self.serve(batch)  # the first one starts the threads
-            began = monotonic()
-            self.serve(batch)
-            return monotonic() - began
+            self._served(batch)  # the first one starts the threads
+            _, started, finished, cpu_time = self._served(batch)
+            return Cost(finished - started, cpu_time)
         finally:
             with suppress(WorkerDiedError):
                 self._lane.set_threads(self.threads)
@@ -130,6 +135,10 @@ class WorkerDevice:
             WorkerDiedError: the process ended.
             Exception: as the device in the worker.
         """
+        outputs, *_ = self._served(batch)
+        return outputs
+
+    def _served(self, batch: Batch) -> tuple[Sequence[Any], float, float, float]:
         if self._lane is None:
             raise WorkerDiedError("the model is not loaded")
         self._serving = True
@@ -217,14 +226,14 @@ class BatchLane:
         """Close the standby."""
         self._standby.close()
 
-    def serve(self, batch: Batch) -> Sequence[Any]:
-        """Run a batch; it blocks. Raises as `Lane.call`.
+    def serve(self, batch: Batch) -> tuple[Sequence[Any], float, float, float]:
+        """Outputs of a batch, instants of its start and end, s, and its CPU time, s; it blocks. Raises as `Lane.call`.
 
         No launch is taken from the standby after it: the offer to a batch before may not be withdrawn yet.
         """
         batch = self._runnable(batch)
-        outputs, *_ = self._call("serve_alone", *self._message(batch))
-        return self._received(batch, outputs)
+        outputs, started, finished, cpu_time = self._call("serve_alone", *self._message(batch))
+        return self._received(batch, outputs), started, finished, cpu_time
 
     def set_threads(self, count: int) -> bool:
         """Set the threads of torch for batches; False if the model does not use it. Raises as `Lane.call`."""

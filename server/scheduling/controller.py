@@ -167,6 +167,11 @@ class Controller:
         """The service times of a model's latest batches over those of the profile that its policy was solved for."""
         return self._state(model).drift.latest_ratio
 
+    def mean_rate(self, model: str) -> float:
+        """The mean arrival rate of a model over about ten seconds of serving, 1/s; 0 while it is not known."""
+        rate = self._state(model).rate
+        return rate.value if rate.weight >= _RATE_KNOWN else 0.0
+
     def _solve_for_sizes(self, model: str, monitored: _Monitored) -> bool:
         """Solve the policy if it depends on the sizes of requests, and those that arrive are known or have changed."""
         bins = monitored.current.bins

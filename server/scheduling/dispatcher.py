@@ -70,6 +70,7 @@ class Dispatcher:
         learned: returns the profile of a model as it is known now; by default the one in use.
         latest_ratio: returns the service times of a model's latest batches over those of the profile in use; by default
             1.
+        mean_rate: returns the mean arrival rate of a model over about ten seconds, 1/s; by default 0.
         on_broken: called when nothing can be served any more, or for now, with the calls that have no answer, which
             another device may take over, and the error for the others.
         on_available: called when a device that was unavailable serves again.
@@ -79,6 +80,7 @@ class Dispatcher:
 
     learned: Callable[[str], Profile]
     latest_ratio: Callable[[str], float]
+    mean_rate: Callable[[str], float]
     on_broken: Callable[[Sequence[InferenceCall], ServerError], None] = staticmethod(fail_all)
     on_available: Callable[[], None] | None = None
     available = True
@@ -110,6 +112,7 @@ class Dispatcher:
         self.chosen = self.policies.chosen
         self.learned = lambda model: self.chosen[model].profile
         self.latest_ratio = lambda model: 1.0
+        self.mean_rate = lambda model: 0.0
         self.broken = asyncio.Event()
         self.executor = executor
         self._upload: Callable[[str, Any], Any] | None = getattr(executor, "upload", None)

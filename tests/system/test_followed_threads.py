@@ -1,6 +1,7 @@
 """The threads of a model on the CPU follow the machine: fewer while other work takes a processor."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,35 @@ def test_a_model_uses_fewer_threads_while_all_are_slower(tmp_path: Path, monkeyp
         call_until_logged(server, "mine: the learned profile is cached")
         taken.touch()
         call_until_logged(server, f"threads instead of {cpus}; one request alone takes")
+
+
+COSTLY = """
+import time, torch
+from batchwright import Model, Tensor
+class Mine(Model):
+    inputs = {{"x": Tensor("FP32", [1])}}
+    outputs = {{"y": Tensor("FP32", [1])}}
+    max_batch_size = 2
+    def run(self, x):
+        takes, whole = (0.010, 0.010) if torch.get_num_threads() == {cpus} else (0.002, 0.015)
+        ended, cpu = time.monotonic() + whole, time.thread_time() + takes
+        while time.thread_time() < cpu:
+            pass
+        time.sleep(max(0.0, ended - time.monotonic()))
+        return {{"y": 2 * x}}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(available_cpus() == 1, reason="there is one number of threads only")
+def test_a_model_with_a_bound_uses_the_threads_that_save_cpu_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "mine.py").write_text(COSTLY.format(cpus=available_cpus()))
+    flags = ("--device", "cpu", "--slo-p95-ms", "500")
+    with logged_server(tmp_path, f"mine={tmp_path}/mine.py:Mine", *flags) as server:
+        while not server.logged("which take less CPU time; one request alone takes"):
+            answer = fetch(server.url, "/predict", json.dumps({"inputs": {"x": [1.0]}}).encode())
+            assert answer.json["outputs"]["y"] == [2.0]
+            time.sleep(0.03)

@@ -19,7 +19,7 @@ from policies.types import SpecError
 from profiler.back_to_back import back_to_back
 from server.backends.executor import Batch, Completion, Standby, ThreadExecutor
 from server.backends.model_devices import LoadingExecutor, ModelDevices
-from server.backends.worker_device import WorkerDevice
+from server.backends.worker_device import Cost, WorkerDevice
 from server.errors import BatchTimeoutError, WorkerDiedError
 from server.models.sources import source_of
 
@@ -293,9 +293,9 @@ def test_the_threads_of_a_model_are_chosen_and_kept_in_the_next_process(
 
     trials = list[int]()
 
-    def time_with(_: WorkerDevice, count: int, __: Batch) -> float:
+    def time_with(_: WorkerDevice, count: int, __: Batch) -> Cost:
         trials.append(count)
-        return (1.0 if len(trials) > 2 else 9.0) / count
+        return Cost((1.0 if len(trials) > 2 else 9.0) / count, 1.0)
 
     whole = WorkerDevice.time_with
     monkeypatch.setattr(WorkerDevice, "time_with", time_with)
@@ -307,12 +307,12 @@ def test_the_threads_of_a_model_are_chosen_and_kept_in_the_next_process(
     device.choose_threads(one, None)
     assert used() == 39, "since all processors save little"
     monkeypatch.setattr("server.backends.worker_device.available_cpus", lambda: 2)
-    monkeypatch.setattr(WorkerDevice, "time_with", lambda _, count, __: (1.0e-3, 0.7e-3)[count - 1])
+    monkeypatch.setattr(WorkerDevice, "time_with", lambda _, count, __: Cost((1.0e-3, 0.7e-3)[count - 1], 1.0))
     device.choose_threads(one, None)
     assert used() == 1, "since a third of a time this short is less than a wait of one thread for another"
     monkeypatch.setattr(WorkerDevice, "time_with", whole)
     device.choose_threads(one, 3)
-    device.time_with(1, one)
+    assert 0.0 < device.time_with(1, one).time < 10.0
     assert used() == 3, "those in use stay"
     os.kill(device.facts()["pid"], signal.SIGKILL)
     with suppress(WorkerDiedError):

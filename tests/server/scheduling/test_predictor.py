@@ -144,3 +144,32 @@ def test_a_prediction_is_made_again_within_seconds_when_the_device_is_slower(fac
 def test_few_requests_are_not_compared() -> None:
     found, *_ = compare(ASSUMED, lambda _: 2.0)
     assert found is None
+
+
+def test_the_share_within_a_bound_is_simulated_for_slower_batches_at_the_latest_rate() -> None:
+    loop, rng = virtual_loop(), np.random.default_rng(0)
+
+    async def main() -> list[float]:
+        metrics, bounded = Metrics(), replace(choose("timeout:30", ASSUMED), slo=0.05)
+        dispatcher = Dispatcher(FakeExecutor(ASSUMED), {"m": bounded}, metrics, loop.time, UNLIMITED)
+        predictor = Predictor(dispatcher, metrics, predict, Inline())
+        metrics.observe_batches("fake", predictor.completed)
+        task = asyncio.ensure_future(dispatcher.run())
+        shares = [await predictor.share_without_waiting("m", 1.0)]
+        while loop.time() < 10.0:
+            await asyncio.sleep(poisson(rng))
+            submit(dispatcher, "m", [1.0])
+        shares += [await predictor.share_without_waiting("m", slower) for slower in (1.0, 2.5)]
+        dispatcher.mean_rate = lambda _: 400.0  # a burst, of which few answers are known
+        shares.append(await predictor.share_without_waiting("m", 1.0))
+        task.cancel()
+        return shares
+
+    try:
+        none, now, slower, burst = loop.run_until_complete(main())
+    finally:
+        loop.close()
+    assert none == 0.0
+    assert now > 0.95, "the policy in use waits, and is not what is simulated"
+    assert slower < 0.8
+    assert burst < 0.1
