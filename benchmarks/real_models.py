@@ -79,6 +79,7 @@ CLIENT = "Batchwright, a client that calls both models"
 IN_ORDER, INFINITY = "FastAPI, batches in order of arrival", "Infinity"
 GRID = tuple(product((4, 8, 16), (0.0, 0.01)))  # largest batch, and the time that it is waited for, s
 LOADS = (0.3, 0.6, 0.9, 1.5)
+LOSS = "†"
 _BOUND, _ALONE = 4.0, 25  # of the response time of a call alone: the bound; calls to measure that
 LARGEST = 16
 _SATURATING, _SATURATION_S = 4 * LARGEST, 12.0
@@ -599,7 +600,7 @@ def table(record: Mapping[str, Any]) -> str:
 
 
 def means_table(record: Mapping[str, Any]) -> str:
-    """Response times at each load, of each model; the best mean of each load is bold."""
+    """Response times at each load, of each model; the best mean of each load is bold, and our losses are marked."""
     return "\n".join(f"### {model}{_scale(found)}\n\n{_means(found)}\n" for model, found in record.items())
 
 
@@ -621,15 +622,22 @@ def _loads(found: Mapping[str, Any]) -> list[float]:
 
 
 def _means(found: Mapping[str, Any]) -> str:
-    loads, all_runs = _loads(found), found["runs"].values()
-    best = {
-        load: min([_mean(runs, load, "mean_ms") for runs in all_runs if _all(runs, load)] or [0.0]) for load in loads
-    }
+    loads = _loads(found)
+    others = {name: runs for name, runs in found["runs"].items() if not name.startswith(OURS)}
+    best, best_other = (
+        {
+            load: min([_mean(runs, load, "mean_ms") for runs in every if _all(runs, load)], default=math.inf)
+            for load in loads
+        }
+        for every in (found["runs"].values(), others.values())
+    )
     loads_shown = [f"load {load:g}" for load in loads]
     head = ["server", *loads_shown, "throughput, 1/s", "first answer, s", "CPU s per 1,000"]
     rows = []
     for name, runs in found["runs"].items():
-        cells = [_figure([run for run in runs if run["load"] == load], best[load]) for load in loads]
+        by_load = {load: [run for run in runs if run["load"] == load] for load in loads}
+        rival = {} if name in others else best_other
+        cells = [_figure(by_load[load], best[load], rival.get(load, math.inf)) for load in loads]
         cpu = np.mean([run["cpu_s_per_1000"] for run in runs])
         first, most = found["first_answer_s"][name][0], np.mean(found["saturation"][name])
         rows.append([name, *cells, f"{most:.1f}", f"{first:.1f}", f"{cpu:.1f}"])
@@ -669,11 +677,16 @@ def _all(runs: Sequence[Mapping[str, Any]], load: float) -> bool:
     return bool(cells) and sum(run["errors"] for run in cells) <= 0.01 * sum(run["requests"] for run in cells)
 
 
-def _figure(runs: Sequence[Mapping[str, Any]], best: float) -> str:
+def marked_loss(ours: float, best: float) -> str:
+    """A mark for our mean where another server's is less by more than 3 per cent."""
+    return LOSS if ours > 1.03 * best else ""
+
+
+def _figure(runs: Sequence[Mapping[str, Any]], best: float, best_other: float) -> str:
     if not runs:
         return ""
     mean, width = confidence_interval([run["mean_ms"] for run in runs])
-    shown = f"**{mean:.0f}**" if mean <= best else f"{mean:.0f}"
+    shown = f"**{mean:.0f}**" if mean <= best else f"{mean:.0f}{marked_loss(mean, best_other)}"
     half = f" ± {width:.0f}" if len(runs) > 1 else ""
     errors = sum(run["errors"] for run in runs)
     late = f", {errors} errors" if errors else ""

@@ -68,8 +68,11 @@ class Weighting:
 class Similar(Protocol):
     """Chooses the requests of a batch by their sizes."""
 
-    def launch(self, state: State, largest: int) -> Launch:
-        """Launch the oldest waiting request with others of similar size, at most `largest` together."""
+    def launch(self, state: State, size: int, largest: int) -> Launch:
+        """Launch the oldest waiting request with others of similar size, at most `size` together.
+
+        No batch takes longer than one of the size `largest` may.
+        """
         ...
 
 
@@ -88,8 +91,8 @@ class Lookup:
         weightings: ascending in factor, one of them with the factor 1 and these rows; empty if w2 is not adapted.
         ratios: ascending; weighting i + 1 is used from a ratio of mean rate to the row's rate of ratios[i] on.
         uses_slowdown: whether the row depends on the state's slowdown.
-        similar: where the row launches several requests, it chooses those that share the batch by their sizes, the
-            oldest one among them; None: the oldest ones share it.
+        similar: where the row launches, it chooses those of all that wait that share the batch by their sizes, the
+            oldest one among them; None: the oldest ones share it, as many as the row launches.
     """
 
     depends_on_rate: ClassVar[bool] = True
@@ -116,18 +119,16 @@ class Lookup:
             due = state.oldest.arrival + self._max_age(row.max_ages, state)
             if state.now < due:
                 return Wait(min(due, state.reevaluate_at))
-            if self.similar is None:
-                largest = row.max_ages.largest(largest)
+            largest = row.max_ages.largest(largest)
             row = None
         size = n if row is None else self._action(row, state)
         if size == 0:
             return Wait(state.reevaluate_at)
         if self.uses_slowdown and state.slowdown > 1.0:
             size = n
-        size = min(size, largest)
-        if self.similar is not None and size > 1:
-            return self.similar.launch(state, size)
-        return launch_oldest(state, size, largest)
+        if self.similar is not None:
+            return self.similar.launch(state, min(n, self.max_batch_size), largest)
+        return launch_oldest(state, min(size, largest), largest)
 
     def action_table(self, arrival_rate: float | None) -> ActionTable | None:
         """The row of this rate, with the factor 1; None for a table of maximum ages."""

@@ -17,6 +17,10 @@ idle: lambda W / (1 - rho) by the measured arrival rate lambda, with W the waiti
 lambda times their mean time, at most 0.98. So two equal requests share a batch if it takes less than 1.5 times as long
 as one, when arrivals are rare; a long queue takes any saving. The oldest request never waits for another batch than the
 one in service. No table is solved, and no distribution of lengths is needed.
+
+Where a solved table has decided to launch, which weighs response times and costs, the run with the greatest ratio of
+sum over i of a(i) and l(b, longest of the run) is launched: that which does most work in its time. Requests of one
+length then share a batch wherever larger batches take less time a request.
 """
 
 from dataclasses import dataclass
@@ -48,11 +52,20 @@ class LengthAware:
 
     def decide(self, state: State, /) -> Action:
         """Launch the run that shortens responses most; of those that do nearly as much the shortest."""
-        return self.launch(state, len(self.times))
+        return self._launch(state, len(self.times), len(self.times), cheapest=False)
 
-    def launch(self, state: State, largest: int) -> Launch:
-        """As `decide`, with batches of at most `largest`."""
-        waiting = state.waiting[:_MOST]
+    def launch(self, state: State, size: int, largest: int) -> Launch:
+        """Launch the cheapest run for a policy that has decided to launch; of those nearly as cheap the shortest.
+
+        Args:
+            state: of the queue.
+            size: at most so many requests.
+            largest: no batch takes longer than one of this size of the longest requests.
+        """
+        return self._launch(state, size, largest, cheapest=True)
+
+    def _launch(self, state: State, most: int, largest: int, cheapest: bool) -> Launch:
+        waiting = state.waiting[: max(_MOST, most)]
         count = len(waiting)
         if count == 1:
             return Launch(waiting, reason="full" if largest == 1 else "policy")
@@ -60,23 +73,29 @@ class LengthAware:
         order = np.argsort(sizes, kind="stable")
         ordered = sizes[order]
         oldest = int(np.flatnonzero(order == 0)[0])
-        last = np.arange(oldest, min(count, oldest + largest))  # of the runs
-        first = last[np.newaxis, :] - np.arange(largest)[:, np.newaxis]  # by size and last
+        last = np.arange(oldest, min(count, oldest + most))  # of the runs
+        first = last[np.newaxis, :] - np.arange(most)[:, np.newaxis]  # by size and last
         begin = np.clip(first, 0, None)
         sums = np.concatenate(([0.0], np.cumsum(ordered)))
-        moments = np.concatenate(([0.0], np.cumsum(np.arange(count) * ordered)))
-        load = min(state.arrival_rate * sums[-1] / count, _HIGHEST_LOAD)
-        delayed = count * (1.0 + load / (1.0 - load))  # W = count times the mean
-        one_by_one = (delayed + begin) * (sums[last + 1] - sums[begin]) - (moments[last + 1] - moments[begin])
-        gain = one_by_one / self._times(ordered[last])[:largest] - delayed
+        work, times = sums[last + 1] - sums[begin], self._times(ordered[last])[:most]
+        if cheapest:
+            gain = work / times
+            unit = float(gain.max())
+            gain[1:][times[1:] > self.times[largest - 1, -1]] = -np.inf
+        else:
+            moments = np.concatenate(([0.0], np.cumsum(np.arange(count) * ordered)))
+            load = min(state.arrival_rate * sums[-1] / count, _HIGHEST_LOAD)
+            delayed = float(count * (1.0 + load / (1.0 - load)))  # W = count times the mean
+            one_by_one = (delayed + begin) * work - (moments[last + 1] - moments[begin])
+            gain, unit = one_by_one / times - delayed, delayed
         gain[(first < 0) | (first > oldest)] = -np.inf
         if self.max_batch_tokens < np.inf:
             longest = np.maximum.accumulate([waiting[index].length for index in order])[last]
-            gain[1:][np.arange(2, largest + 1)[:, np.newaxis] * longest > self.max_batch_tokens] = -np.inf
-        nearly = gain >= gain.max() - _NEGLIGIBLE * delayed
+            gain[1:][np.arange(2, most + 1)[:, np.newaxis] * longest > self.max_batch_tokens] = -np.inf
+        nearly = gain >= gain.max() - _NEGLIGIBLE * unit
         size, end = np.argwhere(nearly)[0]  # the first has the smallest size
         run = sorted(order[first[size, end] : last[end] + 1].tolist())
-        return Launch([waiting[index] for index in run], reason="full" if len(run) == largest else "policy")
+        return Launch([waiting[index] for index in run], reason="full" if len(run) >= largest else "policy")
 
     def _times(self, longest: NDArray[np.float64]) -> NDArray[np.float64]:
         """Service times of batches of all sizes with these longest requests, by their times alone, s: [b - 1, n]."""

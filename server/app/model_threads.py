@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from math import sqrt
 from statistics import median
 from time import monotonic
 from typing import NamedTuple, TypeVar
@@ -16,13 +17,15 @@ from server.backends.executor import Batch, uploaded
 from server.backends.worker_device import Cost, WorkerDevice, more_threads_pay
 from server.errors import BatchTimeoutError, one_line
 from server.scheduling.dispatcher import Dispatcher
+from server.scheduling.predictor import Predictor
 
 _log = logging.getLogger("batchwright")
 REST = 19.0  # time for other batches after one of these, of its service time
 _INTERVAL = 2.0  # s between two looks at what is known
 _AGE = 300.0  # s after which the threads are compared again in any case
-_CHANGED, _RATE_CHANGED = 1.5, 1.3  # relative change of service times and of the rate with which it is decided again
-_LIMIT_CHANGED = 1.1  # the same of the time within which requests have to be answered
+_CHANGED = 1.5  # relative change of service times with which they are compared again
+_RATE_CHANGED, _ERRORS = 0.3, 3.0  # relative change of the mean rate, and its standard errors, with which it is decided
+_RATE_OVER = 10.0  # s over which that rate is averaged
 _SETTLED = 15.0  # s after a decision in which changes of service times do not count, since they follow from it
 _TRIALS = 3  # of each number of threads, of which the median counts
 _FEWER = 1.5  # time with the number in use over that with fewer, from which those are used
@@ -37,9 +40,9 @@ class ModelThreads:
 
     Threads of a batch wait for each other: while another process takes a processor, a batch on all processors can take
     several times as long as one on fewer. They also spin while they wait: one thread takes less CPU time for a batch
-    than two. So the number is the one with which a request is answered soonest; with a bound on the response time of a
-    share of the requests, and where no energy is measured, it is the number of least CPU time of those with which a
-    simulation of a policy that never waits keeps that bound at the present rate.
+    than two. So the number is the one with which a request is answered soonest. Where a policy keeps a bound on the
+    response time of a share of the requests and saves CPU time, it is the number of least CPU time of those with which
+    a simulation of a policy that never waits keeps the bound at the present rate, until the bound is missed.
     """
 
     def __init__(
@@ -51,35 +54,51 @@ class ModelThreads:
         self._backend = backend
         self._inference = inference
         self._turn = turn
+        self._device: WorkerDevice | None = None  # that the costs are of
         self._costs: Mapping[int, Sequence[Cost]] = {}  # of one request by number of threads, when last compared
-        self._saves = False  # whether fewer threads are in use to save CPU time
+        self._fastest: int | None = None  # the number that fewer are used in place of, to save CPU time; None: none are
+        self._since = 0.0  # instant from which these are used
+        self._save_from = 0.0  # instant from which CPU time may be saved again, after the bound was missed
+        self._before = self._known()
+        self._compared, self._settled = monotonic(), 0.0
 
     async def run(self) -> None:
         """Compare numbers of threads when service times have changed, and every few minutes; decide also by the rate.
 
         The time of one request follows slowly where all batches are large, and the latest batches differ from the
-        profile in use only until that is refitted, so both are looked at. Until all processors are used again, or CPU
-        time is saved, they are compared all the time, since the process that took one may have ended.
+        profile in use only until that is refitted, so both are looked at. While fewer threads than processors are used
+        since all were slower, they are compared all the time: the process that took one may have ended.
         """
-        before, compared, settled = self._known(), monotonic(), 0.0
         while True:
             await asyncio.sleep(_INTERVAL)
-            now = self._known()
-            if monotonic() < settled:
-                before, by_times = before._replace(alone=now.alone, latest_ratio=now.latest_ratio), False
-            else:
-                by_times = self._deprived() or have_changed(before, now) or monotonic() > compared + _AGE
-            if not by_times and not calls_have_changed(before, now):
-                continue
             try:
-                if by_times or not self._costs:
-                    async with self._turn:
-                        await self._compare()
-                    compared = monotonic()
-                await self._decide()
+                await self._look()
             except Exception as error:  # noqa: BLE001  (such as a process that died; it is compared again)
                 _log.warning("%s: the number of threads cannot be chosen now: %s", self._model, one_line(error))
-            before, settled = now, monotonic() + _SETTLED
+                self._settled = monotonic() + _SETTLED
+
+    async def _look(self) -> None:
+        """Compare and decide if something calls for it."""
+        device, now, at = self._threaded_device(), self._known(), monotonic()
+        if device is not self._device:  # the model was loaded again
+            self._device, self._costs, self._fastest = device, {}, None
+        if device is None:
+            return
+        if at < self._settled:
+            self._before = self._before._replace(alone=now.alone, latest_ratio=now.latest_ratio)
+            return
+        deprived = self._fastest is None and (device.threads or 0) < available_cpus()
+        by_times = have_changed(self._before, now) or at > self._compared + _AGE
+        changed, misses = by_times or calls_have_changed(self._before, now), self._misses()
+        if not (deprived or changed or misses):
+            return
+        if deprived or by_times or not self._costs:
+            async with self._turn:
+                await self._compare(device)
+            self._compared = monotonic()
+        if self._costs:
+            await self._decide(device, changed and not misses)
+        self._before, self._settled = now, monotonic() + _SETTLED
 
     def _known(self) -> "Known":
         model, chosen = self._model, self._dispatcher.chosen[self._model]
@@ -88,18 +107,21 @@ class ModelThreads:
             return Known(*times)
         return Known(*times, self._dispatcher.mean_rate(model), chosen.slo)
 
-    def _deprived(self) -> bool:
-        """Whether a model uses fewer threads than there are processors, because all of them were slower."""
-        device = self._device()
-        return device is not None and (device.threads or 0) < available_cpus() and not self._saves
+    def _misses(self) -> bool:
+        """Whether the bound is missed with the threads that save CPU time; then none is saved for some minutes."""
+        chosen = self._dispatcher.chosen[self._model]
+        if self._fastest is None or not saves_cpu_time(chosen):
+            return False
+        share = self._predictor.share_within(self._model, chosen.slo, self._since)
+        if share is None or share >= chosen.share:
+            return False
+        self._save_from = monotonic() + _AGE
+        return True
 
-    async def _compare(self) -> None:
+    async def _compare(self, device: WorkerDevice) -> None:
         """Time one request with several numbers of threads; not while a model is loaded."""
         backend, served, cpus = self._backend, self._inference.models[self._model], available_cpus()
-        device = self._device()
-        if device is None or device.threads is None:
-            return
-        counts = {max(1, cpus // 2), max(1, cpus - 1), cpus, device.threads}
+        counts = {max(1, cpus // 2), max(1, cpus - 1), cpus, device.threads or cpus, self._fastest or cpus}
         if saves_cpu_time(self._dispatcher.chosen[self._model]):
             counts.add(1)
         costs: dict[int, list[Cost]] = {count: [] for count in sorted(counts)}
@@ -107,33 +129,39 @@ class ModelThreads:
         batch = Batch(self._model, uploaded(backend.executor, served.id, sample), id=served.id)
         for _ in range(_TRIALS):
             for count, found in costs.items():
-                if self._dispatcher.accounting.shared or backend.devices.of(served.id) is not device:
+                if self._dispatcher.accounting.shared or self._threaded_device() is not device:
                     return
                 began = monotonic()
                 found.append(await self._between(partial(device.time_with, count, batch)))
                 await asyncio.sleep(min(REST * (monotonic() - began), _LONGEST_REST))
         self._costs = costs
 
-    async def _decide(self) -> None:
-        """Use the number of threads that the latest comparison, the rate and the bound call for."""
-        device = self._device()
-        if device is None or (present := device.threads) is None or present not in self._costs:
+    async def _decide(self, device: WorkerDevice, may_save: bool) -> None:
+        """Use the number of threads that the latest comparison calls for, or fewer if they `may_save` CPU time."""
+        present, chosen = device.threads, self._dispatcher.chosen[self._model]
+        assert present is not None  # of a device whose threads can be set
+        times, cpu = _medians(self._costs, "time"), _medians(self._costs, "cpu_time")
+        count = fastest = better_threads(times, self._fastest or present)
+        if may_save and saves_cpu_time(chosen) and monotonic() >= self._save_from:
+            costs = {each: Cost(times[each], cpu[each]) for each in times}
+            predict = partial(self._predictor.share_without_waiting, self._model)
+            count = await cheapest_threads(costs, fastest, present, chosen.share, predict)
+        if self._threaded_device() is not device:
             return
-        times, chosen = _medians(self._costs, "time"), self._dispatcher.chosen[self._model]
-        count = fastest = better_threads(times, present)
-        if saves_cpu_time(chosen):
-            predict = self._inference.predictors[self._dispatcher.device].share_without_waiting
-            costs = {each: Cost(times[each], cpu) for each, cpu in _medians(self._costs, "cpu_time").items()}
-            count = await cheapest_threads(costs, fastest, present, chosen.share, partial(predict, self._model))
-        self._saves = count < fastest
+        self._fastest = fastest if count < fastest else None
         if count == present:
             return
         await self._between(partial(device.use_threads, count))
-        cpu, why = _medians(self._costs, "cpu_time"), ", which take less CPU time" if self._saves else ""
+        self._since = monotonic()
+        why = ", which take less CPU time" if self._fastest else ""
         text = ", ".join(f"{1e3 * times[each]:.3g} ms ({1e3 * cpu[each]:.3g} of CPU time) with {each}" for each in cpu)
         _log.info("%s: %d threads instead of %d%s; one request alone takes %s", self._model, count, present, why, text)
 
-    def _device(self) -> WorkerDevice | None:
+    @property
+    def _predictor(self) -> Predictor:
+        return self._inference.predictors[self._dispatcher.device]
+
+    def _threaded_device(self) -> WorkerDevice | None:
         """The device of the model; None if its threads cannot be set."""
         device = self._backend.devices.of(self._inference.models[self._model].id)
         return device if isinstance(device, WorkerDevice) and device.threads is not None else None
@@ -171,8 +199,9 @@ class Known(NamedTuple):
 
 
 def saves_cpu_time(chosen: ModelPolicy) -> bool:
-    """Whether a policy is to keep a bound on the response time of a share of the requests with the least CPU time."""
-    return chosen.bounds_share and chosen.profile.saved == "cpu_time"
+    """Whether a policy is to keep a bound on the response time of a share of all requests with the least CPU time."""
+    of_all = "priority_weights" not in chosen.parameters
+    return of_all and chosen.bounds_share and chosen.profile.saved == "cpu_time"
 
 
 def have_changed(before: Known, now: Known) -> bool:
@@ -185,8 +214,9 @@ def have_changed(before: Known, now: Known) -> bool:
 
 
 def calls_have_changed(before: Known, now: Known) -> bool:
-    """Whether the rate or the bound has changed since the number of threads was decided."""
-    return _differ(before.rate, now.rate, _RATE_CHANGED) or _differ(before.limit, now.limit, _LIMIT_CHANGED)
+    """Whether the rate, beyond its noise, or the bound has changed since the number of threads was decided."""
+    change = max(_RATE_CHANGED * before.rate, _ERRORS * sqrt(before.rate / _RATE_OVER))
+    return abs(now.rate - before.rate) > change or now.limit != before.limit
 
 
 async def cheapest_threads(
@@ -194,25 +224,27 @@ async def cheapest_threads(
     fastest: int,
     present: int,
     share: float,
-    predict: Callable[[float], Awaitable[float]],
+    predict: Callable[[float], Awaitable[float | None]],
 ) -> int:
     """The number of threads of least CPU time with which a share of the requests keeps its bound, else the fastest one.
 
-    A number that is not in use has to save a tenth, and halfway to no late answers is required of it, so that it is not
-    left again at once.
+    A number that is not in use has to save a tenth, also of the time with that in use, and halfway to no late answers
+    is required of it, so that it is not left again at once.
 
     Args:
         costs: of one request by number of threads.
         fastest: the number with which a request is answered soonest.
         present: the number in use.
         share: of the requests that the bound is for.
-        predict: the share that keeps it while batches take so many times as long as now.
+        predict: the share that keeps it while batches take so many times as long as now; None: `present` is kept.
     """
     for count in sorted(costs, key=lambda each: costs[each].cpu_time):
-        in_use = count == present
-        saving = costs[count].cpu_time <= (1.0 if in_use else _SAVING) * costs[fastest].cpu_time
-        if count < fastest and saving:
+        in_use, cpu_time = count == present, costs[count].cpu_time
+        most = costs[fastest].cpu_time if in_use else _SAVING * min(costs[each].cpu_time for each in (fastest, present))
+        if count < fastest and cpu_time <= most:
             kept = await predict(costs[count].time / costs[present].time)
+            if kept is None:
+                return present
             if kept >= (share if in_use else (1.0 + share) / 2.0):
                 return count
     return fastest

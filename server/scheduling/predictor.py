@@ -107,23 +107,35 @@ class Predictor:
         """The comparison of a model; None without enough requests in the last minute."""
         return self._comparisons.get(model)
 
-    async def share_without_waiting(self, model: str, slower: float) -> float:
+    def share_within(self, model: str, seconds: float, since: float) -> float | None:
+        """Share of the last minute's requests that were answered within a time, s; None for fewer than 100.
+
+        Those count that arrived after `since`, an instant, s.
+        """
+        responses = [each[1] for each in self._windows[model].requests if each[3] >= since]
+        return None if len(responses) < _FEWEST else float(np.mean(np.array(responses) <= seconds))
+
+    async def share_without_waiting(self, model: str, slower: float) -> float | None:
         """Share of the requests of the last minute within the model's bound, were its batches slower by a factor.
 
         It is simulated for a policy that never waits, and for 0.8 of the bound: response times are measured with
         decoding and HTTP, and are up to a sixth longer than predicted. The rate is the higher one of the last minute's
-        answers and of the latest arrivals. It is 0 without requests, and where stages are served one by one.
+        answers and of the latest arrivals. None without requests, and where stages are served one by one.
         """
         known = {name: self._traffic(name, self._dispatcher.clock()) for name in self._windows}
         traffic = known[model]
         if not traffic.rate or traffic.profile.stages > 1:
-            return 0.0
-        greedy = replace(choose("greedy", traffic.profile), slo=_PART * traffic.chosen.slo)
-        rate = max(traffic.rate, self._dispatcher.mean_rate(model))
-        ratios = tuple(slower * each for each in traffic.ratios)
-        known[model] = replace(traffic, chosen=greedy, rate=rate, ratios=ratios)
+            return None
+        soonest = choose("length-aware" if traffic.profile.varies_by_length else "greedy", traffic.profile)
+        known[model] = replace(
+            traffic,
+            chosen=replace(soonest, slo=_PART * traffic.chosen.slo),
+            rate=max(traffic.rate, self._dispatcher.mean_rate(model)),
+            ratios=tuple(slower * each for each in traffic.ratios),
+        )
         work = partial(self._predict, known)
-        return (await asyncio.get_running_loop().run_in_executor(self._pool, work))[model].within
+        found = await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        return found[model].within if model in found else None
 
     async def run(self) -> None:
         """Compare every few seconds, until cancelled."""

@@ -2,6 +2,7 @@
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,7 @@ class Mine(Model):
     outputs = {{"y": Tensor("FP32", [1])}}
     max_batch_size = 2
     def run(self, x):
-        takes, whole = (0.010, 0.010) if torch.get_num_threads() == {cpus} else (0.002, 0.015)
+        takes, whole = (0.050, 0.050) if torch.get_num_threads() == {cpus} else (0.010, 0.075)
         ended, cpu = time.monotonic() + whole, time.thread_time() + takes
         while time.thread_time() < cpu:
             pass
@@ -63,14 +64,22 @@ class Mine(Model):
 
 @pytest.mark.slow
 @pytest.mark.skipif(available_cpus() == 1, reason="there is one number of threads only")
-def test_a_model_with_a_bound_uses_the_threads_that_save_cpu_time(
+def test_a_model_with_a_bound_uses_the_threads_that_save_cpu_time_while_the_rate_allows_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "mine.py").write_text(COSTLY.format(cpus=available_cpus()))
     flags = ("--device", "cpu", "--slo-p95-ms", "500")
     with logged_server(tmp_path, f"mine={tmp_path}/mine.py:Mine", *flags) as server:
+        body = json.dumps({"inputs": {"x": [1.0]}}).encode()
+
+        def call(_: int = 0) -> None:
+            assert fetch(server.url, "/predict", body).json["outputs"]["y"] == [2.0]
+
         while not server.logged("which take less CPU time; one request alone takes"):
-            answer = fetch(server.url, "/predict", json.dumps({"inputs": {"x": [1.0]}}).encode())
-            assert answer.json["outputs"]["y"] == [2.0]
-            time.sleep(0.03)
+            call()
+            time.sleep(0.2)
+        saving = int(server.logged("which take less CPU time")[-1]["event"].split(" threads instead of")[0].split()[-1])
+        with ThreadPoolExecutor(16) as pool:
+            while not server.logged(f"threads instead of {saving}; one request alone takes"):
+                [*pool.map(call, range(64))]

@@ -115,16 +115,25 @@ def test_auto_with_a_goal_and_for_inputs_of_one_length_is_the_solved_table() -> 
     assert choose("auto", Profile("p", (0.01, 0.012))).table is not None
 
 
-def test_a_solved_table_says_when_and_similar_lengths_who() -> None:
-    ages = MaxAges((0.0, 0.010, 0.004), max_batch_size=1)  # the largest batch that pays where all lengths are mixed
+@pytest.mark.parametrize(
+    ("lengths", "largest", "batch"),
+    [
+        ((8.0, 256.0, 10.0, 256.0), None, [0, 2]),
+        ((64.0,) * 4, None, [0, 1, 2, 3]),  # sharing saves, however long it takes
+        ((256.0,) * 4, 1, [0]),  # a larger batch would take longer than the row allows,
+        ((8.0, 256.0, 10.0, 256.0), 1, [0, 2]),  # and this one does not
+    ],
+)
+def test_a_solved_table_says_when_and_similar_lengths_who(
+    lengths: tuple[float, ...], largest: int | None, batch: list[int]
+) -> None:
+    ages = MaxAges((0.0, 0.010, 0.004), max_batch_size=largest)
     policy = replace(lookup([ActionRow(100.0, (0, 1), None, ages)], 8), similar=length_aware(PROFILES[0]))
-    waiting = [
-        Request(n, 1.0, size=PROFILES[0].service_time(1, length)) for n, length in enumerate((8.0, 256.0, 10.0, 256.0))
-    ]
+    waiting = [Request(n, 1.0, size=PROFILES[0].service_time(1, length)) for n, length in enumerate(lengths)]
     assert policy.decide(State(1.001, waiting)) == Wait(1.004)
     action = policy.decide(State(1.004, waiting))
     assert isinstance(action, Launch)
-    assert [request.id for request in action.requests] == [0, 2]
+    assert [request.id for request in action.requests] == batch
 
 
 def test_a_bound_is_kept_at_rates_where_mixed_lengths_would_be_late() -> None:

@@ -62,9 +62,10 @@ def test_the_number_of_threads_does_not_go_back_for_the_same_times(
         ((0.0, 0.1), (0.0, 0.1), False),
         ((0.0, 0.1), (5.0, 0.1), True),  # it is known now
         ((5.0, 0.1), (6.0, 0.1), False),
-        ((5.0, 0.1), (7.0, 0.1), True),
-        ((7.0, 0.1), (5.0, 0.1), True),
-        ((5.0, 0.1), (5.0, 0.085), True),  # a larger margin
+        ((5.0, 0.1), (7.2, 0.1), True),
+        ((8.0, 0.1), (5.0, 0.1), True),
+        ((1.0, 0.1), (1.9, 0.1), False),  # as the few requests of ten seconds vary
+        ((5.0, 0.1), (5.0, 0.2), True),  # another bound
     ],
 )
 def test_it_is_decided_again_when_the_rate_or_the_bound_has_changed(
@@ -86,10 +87,13 @@ COSTS = {1: Cost(0.036, 0.036), 2: Cost(0.022, 0.048), 4: Cost(0.012, 0.050)}
         (1, lambda slower: 0.96, 1),  # but is kept
         (1, lambda slower: 0.94 if slower == 1.0 else 0.90, 4),
         (1, lambda slower: 0.94 if slower == 1.0 else 0.99, 4),
+        (1, lambda slower: None, 1),  # no requests
     ],
 )
-def test_cpu_time_is_saved_while_the_bound_is_kept(present: int, kept: Callable[[float], float], chosen: int) -> None:
-    async def predict(slower: float) -> float:
+def test_cpu_time_is_saved_while_the_bound_is_kept(
+    present: int, kept: Callable[[float], float | None], chosen: int
+) -> None:
+    async def predict(slower: float) -> float | None:
         return kept(slower)
 
     assert asyncio.run(cheapest_threads(COSTS, 4, present, 0.95, predict)) == chosen

@@ -149,7 +149,7 @@ def test_few_requests_are_not_compared() -> None:
 def test_the_share_within_a_bound_is_simulated_for_slower_batches_at_the_latest_rate() -> None:
     loop, rng = virtual_loop(), np.random.default_rng(0)
 
-    async def main() -> list[float]:
+    async def main() -> list[float | None]:
         metrics, bounded = Metrics(), replace(choose("timeout:30", ASSUMED), slo=0.05)
         dispatcher = Dispatcher(FakeExecutor(ASSUMED), {"m": bounded}, metrics, loop.time, UNLIMITED)
         predictor = Predictor(dispatcher, metrics, predict, Inline())
@@ -163,13 +163,20 @@ def test_the_share_within_a_bound_is_simulated_for_slower_batches_at_the_latest_
         dispatcher.mean_rate = lambda _: 400.0  # a burst, of which few answers are known
         shares.append(await predictor.share_without_waiting("m", 1.0))
         task.cancel()
+        measured = predictor.share_within("m", 0.035, 5.0)
+        assert measured is not None
+        assert 0.1 < measured < 0.9, "it waits for up to 30 ms"
+        assert predictor.share_within("m", 0.035, 9.9) is None
         return shares
 
     try:
         none, now, slower, burst = loop.run_until_complete(main())
     finally:
         loop.close()
-    assert none == 0.0
+    assert none is None
+    assert now is not None
+    assert slower is not None
+    assert burst is not None
     assert now > 0.95, "the policy in use waits, and is not what is simulated"
     assert slower < 0.8
     assert burst < 0.1
