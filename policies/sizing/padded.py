@@ -6,7 +6,7 @@ probability F(L)^b, so the service time G_b has the mean and the variance
     E[G_b] = sum_L l(b, L) (F(L)^b - F(L-)^b),    Var[G_b] = E[l(b, L)^2] (1 + cv^2) - E[G_b]^2,
 
 with cv the variation of batches of one size and length. A batch takes the profile's power, so that its energy grows
-with its time. The policies of one queue are solved for these. In service, their batches are of requests of similar sizes
+with its time. The policies of one queue are solved for these. In service their batches are of requests of similar sizes
 (policies/sizing/length_aware.py), which have less padding.
 """
 
