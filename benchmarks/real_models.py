@@ -14,7 +14,8 @@ the response time of a call alone at Batchwright. Servers take turns in each rou
 bodies at once, which is compared with the library's answers. A cell has Poisson arrivals, the same for each server and
 another seed in each round, after some seconds at the same rate that do not count, in which a server may learn. CPU time
 is that of all processes of the server. A cell beside other load, of more than a fifth of a core, is measured again.
-Intervals are 95 % over rounds. Lines of code are those of a server's script beside the class, without docstrings.
+`--add` measures further servers at the loads of the record. Intervals are 95 % over rounds. Lines of code are those of
+a server's script beside the class, without docstrings.
 """
 
 import ast
@@ -29,7 +30,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from multiprocessing import get_context
@@ -86,6 +87,7 @@ _SATURATING, _SATURATION_S = 4 * LARGEST, 12.0
 _OTHER_LOAD, _ATTEMPTS = 0.2, 3  # cores; measurements of a cell
 _BODIES = 64
 _MOST_TOKENS = 250
+_BY_SERVER = ("left_out", "first_answer_s", "saturation", "wrong", "runs", "versions")  # of the record of a model
 _LONGEST_CELL = 600.0  # s
 _WORDS = "a batch of texts takes as long as its longest one while the others wait for it and the padding costs time"
 
@@ -540,14 +542,15 @@ def _alike(found: Any, expected: Any) -> bool:
     return bool(found == expected)
 
 
-def _measure(model: str, chosen: Any) -> dict[str, Any]:
-    """All rounds of one model."""
+def _measure(model: str, chosen: Any, former: Mapping[str, Any] | None) -> dict[str, Any]:
+    """All rounds of one model; the rows are added to a `former` record, at its loads and with its bound."""
     sent = bodies(model, chosen.trace)
-    known = _known(model, sent, chosen.saturation)
+    known = _known(model, sent, former["load_1_hz"] if former else chosen.saturation)
+    if former:
+        known = replace(known, bound=former["bound_ms"])
     all_servers = servers(model, known.bound, chosen.before)
     starts = {name: start for name, start in all_servers.items() if any(map(name.startswith, chosen.servers or [""]))}
-    found: dict[str, Any] = {"bound_ms": known.bound, "load_1_hz": known.saturation, "left_out": {}}
-    found |= {"first_answer_s": {}, "saturation": {}, "wrong": {}, "runs": {}, "versions": {}}
+    found: dict[str, Any] = {"bound_ms": known.bound, "load_1_hz": known.saturation, **{key: {} for key in _BY_SERVER}}
     for peer in [name for name in PACKAGES if any(name in start.lower() for start in starts)]:
         with suppress(RuntimeError):  # its rows say so below
             found["versions"][peer] = peer_version(peer)  # installs it before the time to the first answer
@@ -572,6 +575,9 @@ def _measure(model: str, chosen: Any) -> dict[str, Any]:
             except Exception as error:  # noqa: BLE001  (a peer that fails must not end a day of measurements)
                 print(f"{model} {name} is left out: {error!r}", flush=True)
                 found["left_out"][name] = repr(error)
+    if former:
+        kept = {key: {name: each for name, each in former[key].items() if name not in starts} for key in _BY_SERVER}
+        found |= {key: kept[key] | found[key] for key in _BY_SERVER}
     return found
 
 
@@ -704,6 +710,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2000, help="that count in each cell; at most ten minutes")
     parser.add_argument("--warm", type=float, default=60.0, help="seconds of each cell that do not count")
     parser.add_argument("--saturation", type=float, help="1/s, to which loads refer (default: Batchwright's, measured)")
+    parser.add_argument("--add", action="store_true", help="keep the record's other servers, its loads and its bound")
     parser.add_argument("--record", default=NAME, help="name of the record")
     add_trace_argument(parser)
     parser.set_defaults(trace=TRACE)
@@ -711,7 +718,7 @@ def main() -> None:
     record: dict[str, Any] = load_record(chosen.record)
     with temporary_cache():
         for model in chosen.models:
-            record[model] = _measure(model, chosen)
+            record[model] = _measure(model, chosen, record.get(model) if chosen.add else None)
             save_record(chosen.record, record)
     save_table(chosen.record, "Real models on a CPU", table(record))
 

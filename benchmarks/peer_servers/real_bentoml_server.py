@@ -14,6 +14,7 @@ import bentoml
 from benchmarks.servers.real_models import MODELS, serve_alike
 
 _BATCH, _WAIT = int(os.environ.get("BATCH", "16")), int(os.environ.get("WAIT", "10"))  # ms
+_BATCHES: dict[str, Any] = {"batchable": True, "batch_dim": 0, "max_batch_size": _BATCH, "max_latency_ms": _WAIT}
 
 
 @bentoml.service(workers=1, traffic={"timeout": 600})
@@ -24,7 +25,7 @@ class Served:
         self._model: Any = MODELS[os.environ["MODEL"]]()
         self._model.load("cpu")
 
-    @bentoml.api(batchable=True, batch_dim=0, max_batch_size=_BATCH, max_latency_ms=_WAIT)
+    @bentoml.api(**(_BATCHES if _BATCH > 1 else {}))
     def predict(self, bodies: list[str]) -> list[dict[str, Any]]:
         """Decode, run and render a batch."""
         samples = [self._model.decode(base64.b64decode(body), "") for body in bodies]

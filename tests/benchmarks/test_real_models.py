@@ -51,7 +51,7 @@ def test_the_table_marks_the_best_server_and_says_who_is_left_out() -> None:
     times = {name: [1.0] for name in runs}
     found = {"bound_ms": 80.0, "runs": runs, "first_answer_s": times, "saturation": times}
     shown = table({"Classifier": {**found, "wrong": {"mosec": 3}, "left_out": {"Triton": "no wheel"}}})
-    assert "| Batchwright | 20 (30) |" in shown
+    assert "| Batchwright | 20† (30) |" in shown, "another server is better"
     assert "| mosec | **10** (30) |" in shown
     assert "within 80 ms at 0.3" in shown
     runs["mosec"][0]["errors"] = 2  # those answered are no comparison
