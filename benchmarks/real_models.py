@@ -630,24 +630,23 @@ def _loads(found: Mapping[str, Any]) -> list[float]:
 def _means(found: Mapping[str, Any]) -> str:
     loads = _loads(found)
     others = {name: runs for name, runs in found["runs"].items() if not name.startswith(OURS)}
-    best, best_other = (
-        {
-            load: min([_mean(runs, load, "mean_ms") for runs in every if _all(runs, load)], default=math.inf)
-            for load in loads
-        }
-        for every in (found["runs"].values(), others.values())
-    )
+    best, best_other = _best_means(found["runs"], loads), _best_means(others, loads)
     loads_shown = [f"load {load:g}" for load in loads]
     head = ["server", *loads_shown, "throughput, 1/s", "first answer, s", "CPU s per 1,000"]
     rows = []
     for name, runs in found["runs"].items():
         by_load = {load: [run for run in runs if run["load"] == load] for load in loads}
-        rival = {} if name in others else best_other
-        cells = [_figure(by_load[load], best[load], rival.get(load, math.inf)) for load in loads]
+        cells = [_figure(by_load[load], best[load], None if name in others else best_other[load]) for load in loads]
         cpu = np.mean([run["cpu_s_per_1000"] for run in runs])
         first, most = found["first_answer_s"][name][0], np.mean(found["saturation"][name])
         rows.append([name, *cells, f"{most:.1f}", f"{first:.1f}", f"{cpu:.1f}"])
     return markdown_table(head, rows)
+
+
+def _best_means(servers: Mapping[str, Any], loads: Sequence[float]) -> dict[float, float]:
+    """The least mean at each load, ms, of the servers that answered nearly all calls; inf without one."""
+    whole = {load: [runs for runs in servers.values() if _all(runs, load)] for load in loads}
+    return {load: min((_mean(runs, load, "mean_ms") for runs in whole[load]), default=math.inf) for load in loads}
 
 
 def _shares(found: Mapping[str, Any]) -> str:
@@ -688,11 +687,13 @@ def marked_loss(ours: float, best: float) -> str:
     return LOSS if ours > 1.03 * best else ""
 
 
-def _figure(runs: Sequence[Mapping[str, Any]], best: float, best_other: float) -> str:
+def _figure(runs: Sequence[Mapping[str, Any]], best: float, best_other: float | None) -> str:
+    """Mean and 95th percentile of a cell; a loss to `best_other` is marked, None for a server that is not ours."""
     if not runs:
         return ""
     mean, width = confidence_interval([run["mean_ms"] for run in runs])
-    shown = f"**{mean:.0f}**" if mean <= best else f"{mean:.0f}{marked_loss(mean, best_other)}"
+    mark = "" if best_other is None else marked_loss(mean, best_other)
+    shown = f"**{mean:.0f}**" if mean <= best else f"{mean:.0f}{mark}"
     half = f" ± {width:.0f}" if len(runs) > 1 else ""
     errors = sum(run["errors"] for run in runs)
     late = f", {errors} errors" if errors else ""

@@ -18,8 +18,8 @@ lambda times their mean time, at most 0.98. So two equal requests share a batch 
 as one, when arrivals are rare; a long queue takes any saving. The oldest request never waits for another batch than the
 one in service. No table is solved, and no distribution of lengths is needed.
 
-Where a solved table has decided to launch, which weighs response times and costs, the run with the greatest ratio of
-sum over i of a(i) and l(b, longest of the run) is launched: that which does most work in its time. Requests of one
+A solved table weighs response times and costs. Where it has decided to launch, the run with the greatest ratio of
+sum over i of a(i) to l(b, longest of the run) is launched: that which does most work in its time. Requests of one
 length then share a batch wherever larger batches take less time a request.
 """
 

@@ -1,4 +1,4 @@
-"""What is learned beside the calls: service times of batches that they do not make, and threads of models."""
+"""What is learned beside the calls: service times of batches that they do not make; it also starts ModelThreads."""
 
 import asyncio
 import logging

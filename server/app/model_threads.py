@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from math import sqrt
 from statistics import median
@@ -16,6 +16,7 @@ from server.app.backend import Backend, executor_between, sample_alone
 from server.backends.executor import Batch, uploaded
 from server.backends.worker_device import Cost, WorkerDevice, more_threads_pay
 from server.errors import BatchTimeoutError, one_line
+from server.scheduling.controller import RATE_OVER
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.predictor import Predictor
 
@@ -25,7 +26,6 @@ _INTERVAL = 2.0  # s between two looks at what is known
 _AGE = 300.0  # s after which the threads are compared again in any case
 _CHANGED = 1.5  # relative change of service times with which they are compared again
 _RATE_CHANGED, _ERRORS = 0.3, 3.0  # relative change of the mean rate, and its standard errors, with which it is decided
-_RATE_OVER = 10.0  # s over which that rate is averaged
 _SETTLED = 15.0  # s after a decision in which changes of service times do not count, since they follow from it
 _TRIALS = 3  # of each number of threads, of which the median counts
 _FEWER = 1.5  # time with the number in use over that with fewer, from which those are used
@@ -40,9 +40,11 @@ class ModelThreads:
 
     Threads of a batch wait for each other: while another process takes a processor, a batch on all processors can take
     several times as long as one on fewer. They also spin while they wait: one thread takes less CPU time for a batch
-    than two. So the number is the one with which a request is answered soonest. Where a policy keeps a bound on the
-    response time of a share of the requests and saves CPU time, it is the number of least CPU time of those with which
-    a simulation of a policy that never waits keeps the bound at the present rate, until the bound is missed.
+    than two. So the number is the one with which a request is answered soonest.
+
+    Where a policy keeps a bound on the response time of a share of the requests and saves CPU time, fewer may be used.
+    It is the number of least CPU time of those with which the bound is kept at the present rate, by a simulation of a
+    policy that never waits. When the measured share is too low, the soonest number is used for some minutes.
     """
 
     def __init__(
@@ -55,7 +57,7 @@ class ModelThreads:
         self._inference = inference
         self._turn = turn
         self._device: WorkerDevice | None = None  # that the costs are of
-        self._costs: Mapping[int, Sequence[Cost]] = {}  # of one request by number of threads, when last compared
+        self._costs: Mapping[int, Cost] = {}  # of one request by number of threads, when last compared
         self._fastest: int | None = None  # the number that fewer are used in place of, to save CPU time; None: none are
         self._since = 0.0  # instant from which these are used
         self._save_from = 0.0  # instant from which CPU time may be saved again, after the bound was missed
@@ -89,9 +91,11 @@ class ModelThreads:
             return
         deprived = self._fastest is None and (device.threads or 0) < available_cpus()
         by_times = have_changed(self._before, now) or at > self._compared + _AGE
-        changed, misses = by_times or calls_have_changed(self._before, now), self._misses()
+        changed, misses = by_times or calls_have_changed(self._before, now), self._misses_bound()
         if not (deprived or changed or misses):
             return
+        if misses:
+            self._save_from = at + _AGE
         if deprived or by_times or not self._costs:
             async with self._turn:
                 await self._compare(device)
@@ -107,16 +111,13 @@ class ModelThreads:
             return Known(*times)
         return Known(*times, self._dispatcher.mean_rate(model), chosen.slo)
 
-    def _misses(self) -> bool:
-        """Whether the bound is missed with the threads that save CPU time; then none is saved for some minutes."""
+    def _misses_bound(self) -> bool:
+        """Whether the bound is missed with the threads that save CPU time."""
         chosen = self._dispatcher.chosen[self._model]
         if self._fastest is None or not saves_cpu_time(chosen):
             return False
         share = self._predictor.share_within(self._model, chosen.slo, self._since)
-        if share is None or share >= chosen.share:
-            return False
-        self._save_from = monotonic() + _AGE
-        return True
+        return share is not None and share < chosen.share
 
     async def _compare(self, device: WorkerDevice) -> None:
         """Time one request with several numbers of threads; not while a model is loaded."""
@@ -124,28 +125,30 @@ class ModelThreads:
         counts = {max(1, cpus // 2), max(1, cpus - 1), cpus, device.threads or cpus, self._fastest or cpus}
         if saves_cpu_time(self._dispatcher.chosen[self._model]):
             counts.add(1)
-        costs: dict[int, list[Cost]] = {count: [] for count in sorted(counts)}
+        trials: dict[int, list[Cost]] = {count: [] for count in sorted(counts)}
         sample = sample_alone(served, served.codec.middle_length)
         batch = Batch(self._model, uploaded(backend.executor, served.id, sample), id=served.id)
         for _ in range(_TRIALS):
-            for count, found in costs.items():
+            for count, costs in trials.items():
                 if self._dispatcher.accounting.shared or self._threaded_device() is not device:
                     return
                 began = monotonic()
-                found.append(await self._between(partial(device.time_with, count, batch)))
+                costs.append(await self._between(partial(device.time_with, count, batch)))
                 await asyncio.sleep(min(REST * (monotonic() - began), _LONGEST_REST))
-        self._costs = costs
+        self._costs = {
+            count: Cost(median(each.time for each in costs), median(each.cpu_time for each in costs))
+            for count, costs in trials.items()
+        }
 
     async def _decide(self, device: WorkerDevice, may_save: bool) -> None:
         """Use the number of threads that the latest comparison calls for, or fewer if they `may_save` CPU time."""
         present, chosen = device.threads, self._dispatcher.chosen[self._model]
         assert present is not None  # of a device whose threads can be set
-        times, cpu = _medians(self._costs, "time"), _medians(self._costs, "cpu_time")
+        times = {count: cost.time for count, cost in self._costs.items()}
         count = fastest = better_threads(times, self._fastest or present)
         if may_save and saves_cpu_time(chosen) and monotonic() >= self._save_from:
-            costs = {each: Cost(times[each], cpu[each]) for each in times}
             predict = partial(self._predictor.share_without_waiting, self._model)
-            count = await cheapest_threads(costs, fastest, present, chosen.share, predict)
+            count = await cheapest_threads(self._costs, fastest, present, chosen.share, predict)
         if self._threaded_device() is not device:
             return
         self._fastest = fastest if count < fastest else None
@@ -154,7 +157,10 @@ class ModelThreads:
         await self._between(partial(device.use_threads, count))
         self._since = monotonic()
         why = ", which take less CPU time" if self._fastest else ""
-        text = ", ".join(f"{1e3 * times[each]:.3g} ms ({1e3 * cpu[each]:.3g} of CPU time) with {each}" for each in cpu)
+        text = ", ".join(
+            f"{1e3 * cost.time:.3g} ms ({1e3 * cost.cpu_time:.3g} of CPU time) with {each}"
+            for each, cost in self._costs.items()
+        )
         _log.info("%s: %d threads instead of %d%s; one request alone takes %s", self._model, count, present, why, text)
 
     @property
@@ -189,7 +195,7 @@ class Known(NamedTuple):
         alone: service time of one request as it is learned, s.
         latest_ratio: of the latest service times over those of the profile in use.
         rate: mean arrival rate, 1/s; 0 where CPU time is not saved.
-        limit: time within which requests have to be answered where it is, s.
+        limit: the bound, s; 0 where CPU time is not saved.
     """
 
     alone: float
@@ -200,8 +206,8 @@ class Known(NamedTuple):
 
 def saves_cpu_time(chosen: ModelPolicy) -> bool:
     """Whether a policy is to keep a bound on the response time of a share of all requests with the least CPU time."""
-    of_all = "priority_weights" not in chosen.parameters
-    return of_all and chosen.bounds_share and chosen.profile.saved == "cpu_time"
+    bounds_all = chosen.bounds_share and "priority_weights" not in chosen.parameters
+    return bounds_all and chosen.profile.saved == "cpu_time"
 
 
 def have_changed(before: Known, now: Known) -> bool:
@@ -215,7 +221,7 @@ def have_changed(before: Known, now: Known) -> bool:
 
 def calls_have_changed(before: Known, now: Known) -> bool:
     """Whether the rate, beyond its noise, or the bound has changed since the number of threads was decided."""
-    change = max(_RATE_CHANGED * before.rate, _ERRORS * sqrt(before.rate / _RATE_OVER))
+    change = max(_RATE_CHANGED * before.rate, _ERRORS * sqrt(before.rate / RATE_OVER))
     return abs(now.rate - before.rate) > change or now.limit != before.limit
 
 
@@ -252,10 +258,6 @@ async def cheapest_threads(
 
 def _differ(before: float, now: float, factor: float) -> bool:
     return before != now and not before / factor < now < before * factor
-
-
-def _medians(costs: Mapping[int, Sequence[Cost]], what: str) -> dict[int, float]:
-    return {count: median(getattr(each, what) for each in found) for count, found in costs.items()}
 
 
 def better_threads(times: Mapping[int, float], present: int) -> int:

@@ -26,7 +26,7 @@ _MIN_INTERVAL = 0.25  # s between two readings of the energy counter
 _MIN_STEPS = 10.0  # resolution steps of the counter between two readings
 _FIRST_RETRY, _LAST_RETRY = 300.0, 3600.0  # s from out of memory to trying a larger batch; doubled at each failure
 _SOLVED_AGAIN = 60.0  # s after a failure of solving, or after solving for shares, until it is tried again
-_RATE_OVER = 10.0  # s of serving over which the arrival rate is averaged that a policy is solved for
+RATE_OVER = 10.0  # s of serving over which the arrival rate is averaged that a policy is solved for
 _RATE_KNOWN = 0.5  # part of the weight of that mean at which the policy may be solved because the rate has changed
 _T = TypeVar("_T")
 Solver = Callable[[ModelPolicy, Profile, float, float, float | None], ModelPolicy]  # as `solved_again`
@@ -48,7 +48,7 @@ class _MeanRate:
 
     def observe(self, now: float, rate: float) -> None:
         """Take in the rate measured at an instant, s; after a pause it stands for a second, not for the pause."""
-        part, self.at = -expm1(-min(max(now - self.at, 0.0), 1.0) / _RATE_OVER), now
+        part, self.at = -expm1(-min(max(now - self.at, 0.0), 1.0) / RATE_OVER), now
         self.weight += part * (1.0 - self.weight)
         if self.weight > 0.0:
             self.value += part / self.weight * (rate - self.value)

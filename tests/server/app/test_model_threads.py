@@ -2,13 +2,23 @@
 
 import asyncio
 from collections.abc import Callable
+from math import inf
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.app.model_threads import Known, better_threads, calls_have_changed, cheapest_threads, have_changed
-from server.backends.worker_device import Cost
+from server.app.model_threads import (
+    Known,
+    ModelThreads,
+    better_threads,
+    calls_have_changed,
+    cheapest_threads,
+    have_changed,
+)
+from server.backends.worker_device import Cost, WorkerDevice
 
 
 @pytest.mark.parametrize(
@@ -97,3 +107,78 @@ def test_cpu_time_is_saved_while_the_bound_is_kept(
         return kept(slower)
 
     assert asyncio.run(cheapest_threads(COSTS, 4, present, 0.95, predict)) == chosen
+
+
+class Threaded(WorkerDevice):
+    """A device that uses as many threads as it is told to."""
+
+    def __init__(self) -> None:
+        self.threads = 4
+
+    def use_threads(self, count: int) -> bool:
+        self.threads = count
+        return True
+
+
+class Machine(ModelThreads):
+    """A model with a bound on four processors, one request of which gains too little from them for a change back."""
+
+    def __init__(self) -> None:
+        self.device, self.rate, self.predicted, self.measured, self.compared = Threaded(), 100.0, 0.99, 0.99, 0
+        profile = SimpleNamespace(saved="cpu_time")
+        chosen: Any = SimpleNamespace(bounds_share=True, parameters={}, profile=profile, slo=0.1, share=0.95)
+        learned = SimpleNamespace(service_times=[0.0012])
+        dispatcher: Any = SimpleNamespace(device="d", chosen={"m": chosen}, learned=lambda _: learned)
+        dispatcher.latest_ratio, dispatcher.mean_rate = lambda _: 1.0, lambda _: self.rate
+        predictor = SimpleNamespace(share_without_waiting=self._predict, share_within=lambda *_: self.measured)
+        inference: Any = SimpleNamespace(models={"m": SimpleNamespace(id="m")}, predictors={"d": predictor})
+        backend: Any = SimpleNamespace(devices=SimpleNamespace(of=lambda _: self.device))
+        super().__init__("m", dispatcher, backend, inference, asyncio.Lock())
+
+    async def _predict(self, *_: object) -> float:
+        return self.predicted
+
+    async def _compare(self, device: WorkerDevice) -> None:
+        self.compared += 1
+        self._costs = {1: Cost(0.0017, 0.0017), 4: Cost(0.0012, 0.0048)}
+
+    async def _between(self, work: Callable[[], Any]) -> Any:
+        return work()
+
+    def after(self, rate: float, predicted: float = 0.99, measured: float = 0.99, settled: bool = True) -> int:
+        """The number of threads after a look."""
+        self.rate, self.predicted, self.measured = rate, predicted, measured
+        self._settled = 0.0 if settled else inf
+        asyncio.run(self._look())
+        return self.device.threads or 0
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    monkeypatch.setattr("server.app.model_threads.available_cpus", lambda: 4)
+    made = Machine()
+    assert made.after(100.0) == 4, "nothing has changed"
+    assert made.after(200.0) == 1
+    return made
+
+
+def test_threads_that_save_cpu_time_are_left_when_the_rate_is_too_high_for_them(machine: Machine) -> None:
+    assert machine.after(600.0, predicted=0.90) == 4
+    assert machine.after(200.0) == 1
+    assert machine.compared == 1, "a rate is no reason to time batches again"
+
+
+def test_no_cpu_time_is_saved_for_some_minutes_after_the_bound_was_missed(machine: Machine) -> None:
+    assert machine.after(200.0, measured=0.90) == 4
+    assert machine.after(50.0) == 4
+
+
+def test_a_change_is_looked_at_once_times_are_learned_with_the_threads_in_use(machine: Machine) -> None:
+    assert machine.after(600.0, predicted=0.90, settled=False) == 1
+    assert machine.after(600.0, predicted=0.90) == 4
+
+
+def test_a_model_that_is_loaded_again_is_compared_anew(machine: Machine) -> None:
+    machine.device = Threaded()
+    assert machine.after(600.0) == 1
+    assert machine.compared == 2
