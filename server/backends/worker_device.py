@@ -102,8 +102,8 @@ class WorkerDevice:
         self._lane.set_threads(count)  # `threads` stay: those of the next process if this one dies
         try:
             self._served(batch)  # the first one starts the threads
-            _, started, finished, cpu_time = self._served(batch)
-            return Cost(finished - started, cpu_time)
+            done = self._served(batch)
+            return Cost(done.finished - done.started, done.cpu_time or 0.0)
         finally:
             with suppress(WorkerDiedError):
                 self._lane.set_threads(self.threads)
@@ -135,10 +135,9 @@ class WorkerDevice:
             WorkerDiedError: the process ended.
             Exception: as the device in the worker.
         """
-        outputs, *_ = self._served(batch)
-        return outputs
+        return self._served(batch).outputs
 
-    def _served(self, batch: Batch) -> tuple[Sequence[Any], float, float, float]:
+    def _served(self, batch: Batch) -> Completion:
         if self._lane is None:
             raise WorkerDiedError("the model is not loaded")
         self._serving = True
@@ -226,14 +225,14 @@ class BatchLane:
         """Close the standby."""
         self._standby.close()
 
-    def serve(self, batch: Batch) -> tuple[Sequence[Any], float, float, float]:
-        """Outputs of a batch, instants of its start and end, s, and its CPU time, s; it blocks. Raises as `Lane.call`.
+    def serve(self, batch: Batch) -> Completion:
+        """Run a batch; it blocks. Raises as `Lane.call`.
 
         No launch is taken from the standby after it: the offer to a batch before may not be withdrawn yet.
         """
         batch = self._runnable(batch)
         outputs, started, finished, cpu_time = self._call("serve_alone", *self._message(batch))
-        return self._received(batch, outputs), started, finished, cpu_time
+        return Completion(self._received(batch, outputs), started, finished, cpu_time=cpu_time)
 
     def set_threads(self, count: int) -> bool:
         """Set the threads of torch for batches; False if the model does not use it. Raises as `Lane.call`."""
